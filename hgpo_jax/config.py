@@ -1,0 +1,141 @@
+"""Frozen dataclasses, one per part. Defaults are the published ones (SPEC of the method) where they exist."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """A decoder of the Qwen2 family."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float = 1_000_000.0
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = True
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
+    remat: bool = False  # recompute each layer in the backward pass
+
+
+@dataclasses.dataclass(frozen=True)
+class HGPOConfig:
+    """Hierarchy-of-Groups Policy Optimization: nested groups of equal histories, mixed by (k + offset)^alpha."""
+
+    context_length: int = 2  # K: how many past states the finest groups share
+    alpha: float = 1.0  # 0 mixes the levels evenly, larger trusts the finer ones
+    normalize_std: bool = True  # divide by the group's (population) standard deviation
+    weight_offset: int = 1  # 1 as in the paper, 2 as in the released code
+    episode_level: bool = False  # the released code's `base_group`: one more item of weight 1
+    skip_zero_levels: bool = True  # a level whose advantage is zero takes no weight
+    root: Literal["state", "prompt"] = "state"  # "prompt" puts the whole prompt group first
+
+
+@dataclasses.dataclass(frozen=True)
+class GRPOConfig:
+    """Episode scores normalised within the prompt group. With leave_one_out and no std it is RLOO."""
+
+    normalize_std: bool = True  # False: Dr. GRPO
+    leave_one_out: bool = False
+    over: Literal["steps", "trajectories"] = "steps"  # what the statistics run over
+
+
+@dataclasses.dataclass(frozen=True)
+class GiGPOConfig:
+    """Episode advantage plus omega times the advantage among steps in the same state."""
+
+    omega: float = 1.0
+    normalize_std: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class ReinforceConfig:
+    """Discounted return minus the batch mean."""
+
+    normalize_std: bool = False
+
+
+EstimatorConfig = HGPOConfig | GRPOConfig | GiGPOConfig | ReinforceConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class ReturnsConfig:
+    """How rewards become returns and scores."""
+
+    gamma: float = 0.95
+    invalid_action_penalty: float = 0.1  # taken off the return of that step only, after discounting
+
+
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+    """The clipped surrogate and what is added to it."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = 3.0  # for A < 0 the surrogate is bounded by dual_clip * A; None turns it off
+    kl_coef: float = 0.01  # k3 estimate against the frozen reference; 0 also saves its forward pass
+    entropy_coef: float = 0.001
+    ratio: Literal["token", "sequence"] = "token"  # "sequence" is GSPO
+    aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    constant_length: int = 512  # Dr. GRPO's divisor per step, for aggregation="constant"
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW (or plain SGD, for tests) behind a clip of the gradient's norm, at a constant rate after warm-up."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: float = 1e-6
+    warmup_steps: int = 0
+    b1: float = 0.9
+    b2: float = 0.999
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerConfig:
+    """How a batch is cut into optimizer steps and rows."""
+
+    minibatch_steps: int = 256  # environment steps per optimizer step
+    accumulation: int = 1  # parts a mini-batch's rows are cut into; changes memory, not the result
+    row_length: int = 512  # tokens in a packed row; at least the longest prompt plus response
+    old_logprob: Literal["behavior", "recompute"] = "recompute"
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Devices along each axis; their product is the number of devices used. -1 on one axis takes the rest."""
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingConfig:
+    """How replies are drawn. All three are traced: changing them compiles nothing."""
+
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 keeps the whole vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+    """What one iteration collects."""
+
+    tasks: int = 16
+    group_size: int = 8
+    history_length: int = 2  # past (observation, action) pairs in the prompt
+    max_steps: int = 50
+    max_prompt_length: int = 4096  # longer prompts are cut from the left
+    max_response_length: int = 512
+    train_sampling: SamplingConfig = SamplingConfig()
+    eval_sampling: SamplingConfig = SamplingConfig(temperature=0.4)
