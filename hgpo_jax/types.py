@@ -15,12 +15,17 @@ H      attention heads                              K      ``context_length``
 
 from __future__ import annotations
 
+import dataclasses
+import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import chex
 import flax.struct
 import jax
 import numpy as np
+
+from hgpo_jax import recording
 
 Array = jax.Array | np.ndarray
 
@@ -59,6 +64,157 @@ class StepBatch:
     ref_logprob: Array  # f32 [B, T]  under the frozen reference; 0 outside the loss mask
     steps: StepSignals  # [N] and [L, N]
     num_minibatches: int = flax.struct.field(pytree_node=False, default=1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trajectories:
+    """What a rollout leaves on the host: N steps as a struct of arrays. Every estimator reads these.
+
+    Steps of different trajectories may be mixed in any way; ids say what belongs together.
+
+    Raises:
+        ValueError: lengths that disagree, no steps, a reward, value or log-probability that isn't finite
+            (named by its step), an empty prompt or response, a repeated step, a trajectory in two groups.
+    """
+
+    anchor_state: np.ndarray  # object [N]  str, bytes, numbers, tuples, dicts or arrays, compared by value
+    prompt_group: np.ndarray  # i32 [N]  rollouts of one task from one initial state share it
+    trajectory: np.ndarray  # i32 [N]
+    step: np.ndarray  # i32 [N]  0, 1, .. within the trajectory
+    reward: np.ndarray  # f32 [N]  the environment's, no penalty taken off
+    terminated: np.ndarray  # bool [N]  the environment ended the episode with this step
+    truncated: np.ndarray  # bool [N]  the step cap did
+    action_valid: np.ndarray  # bool [N]
+    prompt_tokens: Sequence[np.ndarray]  # N x i32 [prompt length]
+    response_tokens: Sequence[np.ndarray]  # N x i32 [response length], the end token included if drawn
+    behavior_logprob: Sequence[np.ndarray]  # N x f32 [response length], under the policy that sampled
+    value: np.ndarray | None = None  # f32 [N]  a critic's estimate, where there is one
+
+    def __post_init__(self):
+        # Lists are welcome: columns are set to their declared dtype, which never loses a fraction.
+        for name, dtype in _COLUMNS.items():
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _column(name, given, dtype))
+        object.__setattr__(self, "anchor_state", _object_column(self.anchor_state))
+        for name, dtype in _RAGGED.items():
+            rows = tuple(
+                _column(f"{name} of step {i}", row, dtype) for i, row in enumerate(getattr(self, name))
+            )
+            object.__setattr__(self, name, rows)
+        self._check_lengths()
+        self._check_finite()
+        self._check_ids()
+
+    @property
+    def num_steps(self) -> int:
+        """N."""
+        return len(self.reward)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes one ``.npz`` without pickle.
+
+        Anchor states that are strings come back as they are; others come back as a key of bytes, equal where
+        the states were equal, so that the same groups are formed.
+        """
+        arrays = {name: getattr(self, name) for name in _COLUMNS if getattr(self, name) is not None}
+        for name in _RAGGED:
+            arrays |= recording.flatten(name, getattr(self, name))
+        keys = [recording.state_key(state, step) for step, state in enumerate(self.anchor_state)]
+        index = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+        arrays["anchor_state_index"] = np.array([index[key] for key in keys], np.int32)
+        arrays |= recording.flatten("anchor_state", [np.frombuffer(key, np.uint8) for key in index])
+        with open(path, "wb") as file:
+            np.savez_compressed(file, **arrays)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Trajectories:
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: if the file lacks an array, naming it.
+        """
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        try:
+            keys = [row.tobytes() for row in recording.unflatten("anchor_state", arrays)]
+            states = [recording.state_of(key) for key in keys]
+            anchor_state = _object_column([states[i] for i in arrays["anchor_state_index"]])
+            columns: dict[str, Any] = {
+                name: arrays[name] for name in _COLUMNS if name != "value" or name in arrays
+            }
+            ragged: dict[str, Any] = {name: recording.unflatten(name, arrays) for name in _RAGGED}
+        except KeyError as missing:
+            raise ValueError(f"{os.fspath(path)} is not a recorded batch: it lacks {missing}") from missing
+        return cls(anchor_state=anchor_state, **columns, **ragged)
+
+    def _check_lengths(self) -> None:
+        lengths = {
+            name: len(getattr(self, name))
+            for name in ("anchor_state", *_COLUMNS, *_RAGGED)
+            if getattr(self, name) is not None
+        }
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"every field needs one entry per step, got lengths {lengths}")
+        if self.num_steps == 0:
+            raise ValueError("a batch needs at least one step, got none")
+        for i in range(self.num_steps):
+            prompt, response, logprob = (len(getattr(self, name)[i]) for name in _RAGGED)
+            if not prompt or not response:
+                raise ValueError(
+                    f"step {i} needs a prompt and a response, got {prompt} and {response} tokens"
+                )
+            if response != logprob:
+                raise ValueError(f"step {i} has {response} response tokens but {logprob} log-probabilities")
+
+    def _check_finite(self) -> None:
+        logprob = np.array([row.sum() for row in self.behavior_logprob])
+        value = np.zeros(1) if self.value is None else self.value
+        for name, entries in (("reward", self.reward), ("behavior_logprob", logprob), ("value", value)):
+            if not np.isfinite(entries).all():
+                i = int(np.flatnonzero(~np.isfinite(entries))[0])
+                where = f"step {i} (trajectory {self.trajectory[i]}, its step {self.step[i]})"
+                raise ValueError(f"{name} of {where} is not finite")
+
+    def _check_ids(self) -> None:
+        pairs = np.unique(np.stack([self.trajectory, self.prompt_group]), axis=1)
+        trajectories, counts = np.unique(pairs[0], return_counts=True)
+        if (counts > 1).any():
+            i = trajectories[counts > 1][0]
+            groups = pairs[1, pairs[0] == i].tolist()
+            raise ValueError(f"trajectory {i} lies in prompt groups {groups}, it must lie in one")
+        pairs, counts = np.unique(np.stack([self.trajectory, self.step]), axis=1, return_counts=True)
+        if (counts > 1).any():
+            i, step = pairs[:, counts > 1][:, 0]
+            raise ValueError(f"step {step} of trajectory {i} comes up more than once")
+
+
+_COLUMNS = {
+    "prompt_group": np.int32,
+    "trajectory": np.int32,
+    "step": np.int32,
+    "reward": np.float32,
+    "terminated": np.bool_,
+    "truncated": np.bool_,
+    "action_valid": np.bool_,
+    "value": np.float32,
+}
+_RAGGED = {"prompt_tokens": np.int32, "response_tokens": np.int32, "behavior_logprob": np.float32}
+
+
+def _column(name: str, entries: Any, dtype: Any) -> np.ndarray:
+    array = np.asarray(entries) if len(entries) else np.zeros(0, dtype)
+    if array.ndim != 1 or not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise ValueError(
+            f"{name} must be one-dimensional {np.dtype(dtype)}, got {array.dtype} of shape {array.shape}"
+        )
+    return array.astype(dtype)
+
+
+def _object_column(states: Sequence[Any] | np.ndarray) -> np.ndarray:
+    column = np.empty(len(states), object)
+    for i, state in enumerate(states):  # one by one: NumPy would unpack tuples and arrays
+        column[i] = state
+    return column
 
 
 @flax.struct.dataclass
