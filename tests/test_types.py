@@ -150,7 +150,7 @@ def test_what_is_refused(changes, message):
 
 def test_an_empty_batch_is_refused():
     names = [field.name for field in dataclasses.fields(Trajectories) if field.name != "value"]
-    fields: dict[str, Any] = dict.fromkeys(names, [])
+    fields: dict[str, Any] = {key: [] for key in names}
     with pytest.raises(ValueError, match="at least one step, got none"):
         Trajectories(**fields)
 
