@@ -20,15 +20,17 @@ def unflatten(name: str, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
 
 
 def state_key(state: Any, step: int = 0) -> bytes:
-    """A key of bytes, the same for two anchor states exactly where they are equal by value.
+    """A key of bytes, the same for two anchor states exactly where grouping takes them as equal.
 
     Args:
-        state: str, bytes, a real number, None, or a tuple, dict or NumPy array of such.
+        state: str, bytes, a number, None, or a tuple, list, dict, set or NumPy array of such.
         step: named in the error.
 
     Raises:
         ValueError: for a state of another type.
     """
+    if isinstance(state, np.generic):
+        state = state.item()
     match state:
         case str():
             return b"s" + state.encode("utf-8", "surrogatepass")
@@ -36,19 +38,20 @@ def state_key(state: Any, step: int = 0) -> bytes:
             return b"b" + state
         case None:
             return b"0"
-        case bool() | int() | float() | np.bool_() | np.integer() | np.floating():
-            number = state.item() if isinstance(state, np.generic) else state
-            return b"n" + repr(int(number) if number == number // 1 else number).encode()  # 1 == 1.0 == True
-        case tuple():
+        case bool() | int() | float() | complex():
+            return b"n" + _number(state)
+        case tuple() | list():
             return _join(b"t", [state_key(part, step) for part in state])
-        case dict():
+        case Mapping():
             items = sorted((state_key(k, step), state_key(v, step)) for k, v in state.items())
             return _join(b"d", [part for item in items for part in item])
-        case np.ndarray() if state.dtype != object:
-            return _join(b"a", [state.dtype.str.encode(), repr(state.shape).encode(), state.tobytes()])
+        case set() | frozenset():
+            return _join(b"e", sorted(state_key(part, step) for part in state))
+        case np.ndarray():
+            return _join(b"a", [repr(state.shape).encode(), *_array_parts(state, step)])
     raise ValueError(
-        f"the anchor state of step {step} is a {type(state).__name__}; it must be a str, bytes, a number, "
-        "or a tuple, dict or array of such"
+        f"the anchor state of step {step} holds a {type(state).__name__}, which cannot be stored: use str, "
+        "bytes, numbers, or tuples, dicts and NumPy arrays of these"
     )
 
 
@@ -59,3 +62,24 @@ def state_of(key: bytes) -> str | bytes:
 
 def _join(tag: bytes, parts: Sequence[bytes]) -> bytes:
     return tag + b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+
+
+def _number(number: complex) -> bytes:
+    """1, 1.0, 1 + 0j and True are one number."""
+    if isinstance(number, complex):
+        if number.imag:
+            return repr(number + 0).encode()
+        number = number.real
+    whole = not isinstance(number, float) or number.is_integer()
+    return repr(int(number) if whole else number).encode()
+
+
+def _array_parts(array: np.ndarray, step: int) -> list[bytes]:
+    """The values, whatever the width of the numbers."""
+    if array.dtype.kind in "bi":
+        array = array.astype(np.int64)
+    elif array.dtype.kind == "f":
+        array = array.astype(np.float64) + 0.0  # -0.0 equals 0.0
+    elif array.dtype.kind not in "uc":
+        return [state_key(part, step) for part in array.ravel().tolist()]
+    return [array.dtype.kind.encode(), array.tobytes()]

@@ -1,0 +1,269 @@
+"""Environments times policy: the rollout of an iteration; evaluation is the same with one rollout a task."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium.vector import SyncVectorEnv
+
+from hgpo_jax.config import ModelConfig, RolloutConfig, SamplingConfig
+from hgpo_jax.policy.sampling import make_sampler, pad_prompts
+from hgpo_jax.policy.tokenization import Tokenizer
+from hgpo_jax.rollout.memory import Memory
+from hgpo_jax.types import Trajectories
+
+Reply = tuple[np.ndarray, np.ndarray]  # i32 [length] tokens, f32 [length] log-probabilities
+Act = Callable[[chex.ArrayTree, Sequence[np.ndarray], np.ndarray, SamplingConfig], list[Reply]]
+PromptFormat = Callable[[str, Sequence[tuple[str, str]], Mapping[str, Any]], str]
+
+SMALLEST_BATCH = 8
+
+
+def bucket_rows(rows: int) -> int:
+    """The next power of two, at least 8: a batch that shrinks compiles a handful of times."""
+    return max(SMALLEST_BATCH, 1 << (rows - 1).bit_length())
+
+
+def bucket_length(length: int) -> int:
+    """The next multiple of 32 up to 256, then the next of 384, 512, 768, 1024, 1536, ..."""
+    if length <= 256:
+        return -(-length // 32) * 32
+    power = 1 << (length - 1).bit_length()
+    return power * 3 // 4 if length <= power * 3 // 4 else power
+
+
+def make_actor(model: ModelConfig, tokenizer: Tokenizer, config: RolloutConfig) -> Act:
+    """Ties a sampler to shape buckets.
+
+    Args:
+        model: the policy's shape.
+        tokenizer: for the end and padding tokens.
+        config: for ``max_response_length``.
+
+    Returns:
+        ``act(params, prompts, keys, sampling)`` for n ``prompts``, i32 [prompt length] each, and the rows'
+        key data ``keys``, u32 [n, 2]: n replies (tokens i32 [length], log-probabilities f32 [length]).
+    """
+    sample = make_sampler(model, tokenizer.eos_ids, tokenizer.pad_id)
+
+    def act(
+        params: chex.ArrayTree, prompts: Sequence[np.ndarray], keys: np.ndarray, sampling: SamplingConfig
+    ) -> list[Reply]:
+        rows = bucket_rows(len(prompts))
+        length = bucket_length(max(map(len, prompts)))
+        empty = [np.zeros(0, np.int32)] * (rows - len(prompts))  # rows that the sampler passes over
+        tokens_BP, lengths_B = pad_prompts([*prompts, *empty], tokenizer.pad_id, length)
+        keys_B = jax.random.wrap_key_data(jnp.asarray(np.pad(keys, ((0, len(empty)), (0, 0)))))
+        out = sample(
+            params,
+            tokens_BP,
+            lengths_B,
+            keys_B,
+            sampling.temperature,
+            sampling.top_p,
+            sampling.top_k,
+            config.max_response_length,
+            capacity=config.max_response_length,
+        )
+        tokens, logprobs, ends = jax.device_get((out.tokens, out.logprobs, out.lengths))
+        return [(tokens[i, : ends[i]], logprobs[i, : ends[i]]) for i in range(len(prompts))]
+
+    return act
+
+
+def collect(
+    act: Act,
+    params: chex.ArrayTree,
+    vector_env: SyncVectorEnv,
+    tasks: Sequence[int],
+    group_size: int,
+    config: RolloutConfig,
+    key: jax.Array,
+    *,
+    split: str = "train",
+    sampling: SamplingConfig,
+    format_prompt: PromptFormat,
+    tokenizer: Tokenizer,
+) -> tuple[Trajectories, dict[str, float]]:
+    """Rolls out ``group_size`` episodes of each task, from the same start.
+
+    Every turn, the episodes that are not finished are put into one batch; finished ones leave it. What a row
+    draws depends on ``fold_in(fold_in(key, episode), turn)`` alone, not on who else is in the batch. Episodes
+    that the environments don't hold at once run in waves. The last step at ``config.max_steps`` is truncated.
+
+    Args:
+        act: from `make_actor`, or any function of its signature.
+        params: handed to ``act``.
+        vector_env: text environments, autoreset disabled, finished ones idle (`envs.core.make_vector`).
+        tasks: number of each task; entry g gives prompt group g. A number may come up twice.
+        group_size: rollouts per task; 1 for evaluation.
+        config: lengths and the step cap.
+        key: typed PRNG key [].
+        split: "train" or "test", handed to the environment.
+        sampling: how replies are drawn.
+        format_prompt: the environment's wording.
+        tokenizer: between text and tokens.
+
+    Returns:
+        The batch, sorted by trajectory and step, and the metrics ``success``, ``episode_return``,
+        ``episode_length``, ``valid_action_share``, ``response_length``, ``episodes``, ``tokens`` (of the
+        responses), ``seconds`` and ``tokens_per_second``.
+
+    Raises:
+        ValueError: without tasks, or for a ``group_size`` or a limit of ``config`` below 1.
+    """
+    _check(tasks, group_size, config)
+    start = time.perf_counter()
+    episodes = [
+        _Episode(i, i // group_size, int(tasks[i // group_size]), Memory(config.history_length))
+        for i in range(len(tasks) * group_size)
+    ]
+    indices = np.arange(len(episodes), dtype=np.uint32)
+    steps: list[_Step] = []
+    for first in range(0, len(episodes), vector_env.num_envs):
+        wave = episodes[first : first + vector_env.num_envs]
+        _reset(vector_env, wave, split)
+        for turn in range(config.max_steps):
+            live = {slot: episode for slot, episode in enumerate(wave) if not episode.done}
+            if not live:
+                break
+            prompts = [_prompt(e, format_prompt, tokenizer, config) for e in live.values()]
+            keys = np.asarray(_row_keys(key, indices, np.uint32(turn)))[[e.index for e in live.values()]]
+            replies = act(params, prompts, keys, sampling)
+            last = turn == config.max_steps - 1
+            steps += _step(vector_env, live, turn, last, prompts, replies, tokenizer)
+    batch = _assemble(steps)
+    return batch, _metrics(batch, episodes, time.perf_counter() - start)
+
+
+@dataclasses.dataclass
+class _Episode:
+    index: int
+    group: int
+    task: int
+    memory: Memory
+    observation: str = ""
+    info: dict[str, Any] = dataclasses.field(default_factory=dict)
+    done: bool = False
+
+
+class _Step(NamedTuple):
+    """One row of `Trajectories`."""
+
+    trajectory: int
+    step: int
+    prompt_group: int
+    anchor_state: Any
+    reward: float
+    terminated: bool
+    truncated: bool
+    action_valid: bool
+    prompt_tokens: np.ndarray
+    response_tokens: np.ndarray
+    behavior_logprob: np.ndarray
+
+
+@jax.jit
+def _row_keys(key: jax.Array, episodes: jax.Array, turn: jax.Array) -> jax.Array:
+    """Key data [E, 2]. For all episodes at once: one shape, one compilation."""
+    fold = jax.vmap(lambda episode: jax.random.fold_in(jax.random.fold_in(key, episode), turn))
+    return jax.random.key_data(fold(episodes))
+
+
+def _check(tasks: Sequence[int], group_size: int, config: RolloutConfig) -> None:
+    if not len(tasks):
+        raise ValueError("collect needs at least one task, got none")
+    limits = {"group_size": group_size} | {
+        name: getattr(config, name) for name in ("max_steps", "max_prompt_length", "max_response_length")
+    }
+    for name, limit in limits.items():
+        if limit < 1:
+            raise ValueError(f"{name} must be at least 1, got {limit}")
+
+
+def _reset(vector_env: SyncVectorEnv, wave: Sequence[_Episode], split: str) -> None:
+    """Starts each episode in its slot; all of a group from the same task and seed."""
+    groups = np.full(vector_env.num_envs, -1)
+    groups[: len(wave)] = [episode.group for episode in wave]
+    for group, task in {episode.group: episode.task for episode in wave}.items():
+        mask = groups == group
+        seeds: list[int | None] = [task] * vector_env.num_envs
+        observations, infos = vector_env.reset(
+            seed=seeds, options={"task": task, "split": split, "reset_mask": mask}
+        )
+        for slot, episode in enumerate(wave):
+            if mask[slot]:
+                episode.observation, episode.info = observations[slot], _info_of(infos, slot)
+
+
+def _prompt(
+    episode: _Episode, format_prompt: PromptFormat, tokenizer: Tokenizer, config: RolloutConfig
+) -> np.ndarray:
+    text = format_prompt(episode.observation, episode.memory.entries, episode.info)
+    tokens = np.asarray(tokenizer.encode(text), np.int32)[-config.max_prompt_length :]
+    if not len(tokens):
+        raise ValueError(f"the prompt of task {episode.task} has no tokens: {text!r}")
+    return tokens
+
+
+def _step(
+    vector_env: SyncVectorEnv,
+    live: Mapping[int, _Episode],
+    turn: int,
+    last: bool,
+    prompts: Sequence[np.ndarray],
+    replies: Sequence[Reply],
+    tokenizer: Tokenizer,
+) -> list[_Step]:
+    """Sends the replies to the environments and moves the live episodes on."""
+    actions = [""] * vector_env.num_envs  # the idle ones don't read it
+    for slot, (tokens, _) in zip(live, replies, strict=True):
+        actions[slot] = tokenizer.decode(tokens)
+    observations, rewards, terminated, truncated, infos = vector_env.step(tuple(actions))
+    rows = []
+    for (slot, episode), prompt, (tokens, logprob) in zip(live.items(), prompts, replies, strict=True):
+        info, state = _info_of(infos, slot), episode.info["anchor_state"]
+        ended = bool(terminated[slot])
+        cut = not ended and (last or bool(truncated[slot]))
+        valid, reward = bool(info["action_valid"]), float(rewards[slot])
+        rows.append(
+            _Step(
+                episode.index, turn, episode.group, state, reward, ended, cut, valid, prompt, tokens, logprob
+            )
+        )
+        episode.memory = episode.memory.add(episode.observation, info["action"])
+        episode.observation, episode.info, episode.done = observations[slot], info, ended or cut
+    return rows
+
+
+def _info_of(infos: Mapping[str, Any], slot: int) -> dict[str, Any]:
+    """One environment's entries of gymnasium's vectorised infos, where ``_name`` masks who has ``name``."""
+    return {name: entries[slot] for name, entries in infos.items() if f"_{name}" in infos}
+
+
+def _assemble(steps: Sequence[_Step]) -> Trajectories:
+    ordered = sorted(steps, key=lambda row: (row.trajectory, row.step))
+    columns: dict[str, Any] = dict(zip(_Step._fields, zip(*ordered, strict=True), strict=True))
+    return Trajectories(**columns)
+
+
+def _metrics(batch: Trajectories, episodes: Sequence[_Episode], seconds: float) -> dict[str, float]:
+    tokens = sum(map(len, batch.response_tokens))
+    return {
+        "success": float(np.mean([bool(episode.info["won"]) for episode in episodes])),
+        "episode_return": float(batch.reward.sum()) / len(episodes),
+        "episode_length": batch.num_steps / len(episodes),
+        "valid_action_share": float(batch.action_valid.mean()),
+        "response_length": tokens / batch.num_steps,
+        "episodes": len(episodes),
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+    }

@@ -1,0 +1,254 @@
+"""Collecting: groups, compaction, truncation, memory, keys with scripted replies; then a real sampler."""
+
+from typing import Any
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from envs.core import make_vector, prompt_format
+from envs.frozen_lake import FrozenLakeText, lake_map, shortest_path
+from hgpo_jax.config import ModelConfig, RolloutConfig, SamplingConfig
+from hgpo_jax.policy.tokenization import load_tokenizer
+from hgpo_jax.policy.transformer import init_params
+from hgpo_jax.rollout.collector import bucket_length, bucket_rows, collect, make_actor
+
+LAKE = "hgpo/FrozenLakeText-v0"
+TOKENIZER = load_tokenizer("frozen_lake")
+EOS = TOKENIZER.eos_ids[0]
+CONFIG = RolloutConfig(max_steps=6, history_length=2, max_prompt_length=128, max_response_length=8)
+
+
+class Script:
+    """An ``act`` that says what ``reply(row, prompt, turn)`` says and remembers what it was asked."""
+
+    def __init__(self, reply):
+        self.reply, self.sizes, self.keys, self.prompts = reply, [], [], []
+
+    def __call__(self, params, prompts, keys, sampling):
+        turn = len(self.sizes)
+        self.sizes.append(len(prompts))
+        self.keys.append(keys)
+        self.prompts.append([TOKENIZER.decode(prompt) for prompt in prompts])
+        replies = [self.reply(i, prompt, turn) for i, prompt in enumerate(self.prompts[-1])]
+        tokens = [np.array([*TOKENIZER.encode(text), EOS], np.int32) for text in replies]
+        return [(row, np.full(len(row), -0.5, np.float32)) for row in tokens]
+
+
+def roll(act, tasks=(0, 1), group_size=2, num_envs=None, config=CONFIG, vector_env=None, key=0, **changes):
+    options: dict[str, Any] = {
+        "sampling": SamplingConfig(),
+        "format_prompt": prompt_format(LAKE),
+        "params": {},
+    }
+    options |= changes
+    vector_env = vector_env or make_vector(LAKE, num_envs or len(tasks) * group_size)
+    return collect(
+        act,
+        vector_env=vector_env,
+        tasks=tasks,
+        group_size=group_size,
+        config=config,
+        key=jax.random.key(key),
+        tokenizer=TOKENIZER,
+        **options,
+    )
+
+
+def test_the_expert_wins_every_episode():
+    ways = [shortest_path(lake_map(task, "test")) for task in (3, 4)]
+    act = Script(lambda i, prompt, turn: f"i go {ways[i // 2][turn]}")
+    batch, metrics = roll(act, tasks=(3, 4), split="test")
+    n = batch.num_steps
+    assert n == 2 * sum(map(len, ways))
+    chex.assert_shape((batch.anchor_state, batch.reward, batch.terminated, batch.truncated), (n,))
+    np.testing.assert_array_equal(batch.reward.reshape(4, 6), [[0, 0, 0, 0, 0, 10]] * 4)
+    np.testing.assert_array_equal(batch.terminated.reshape(4, 6)[:, -1], True)
+    assert not batch.truncated.any()
+    assert {name: metrics[name] for name in ("success", "episode_return", "episode_length", "episodes")} == {
+        "success": 1.0,
+        "episode_return": 10.0,
+        "episode_length": 6.0,
+        "episodes": 4,
+    }
+    assert (metrics["valid_action_share"], metrics["response_length"], metrics["tokens"]) == (1.0, 4.0, 96)
+    assert metrics["tokens_per_second"] == pytest.approx(96 / metrics["seconds"])
+
+
+def test_groups_trajectories_and_steps_are_numbered_in_order():
+    batch, _ = roll(Script(lambda *_: "go up"), tasks=(7, 5, 7), group_size=2)
+    steps = np.arange(6)
+    np.testing.assert_array_equal(batch.trajectory, np.repeat(np.arange(6), 6))
+    np.testing.assert_array_equal(batch.prompt_group, np.repeat([0, 0, 1, 1, 2, 2], 6))  # 7 twice: two groups
+    np.testing.assert_array_equal(batch.step, np.tile(steps, 6))
+    starts = batch.anchor_state.reshape(6, 6)[:, 0]
+    assert starts[0] == starts[1] == starts[4] == starts[5]
+    env = FrozenLakeText()
+    assert [env.reset(options={"task": task})[0] for task in (7, 5)] == [starts[0], starts[2]]
+
+
+def test_finished_episodes_leave_the_batch():
+    # Task 0 is SFFF HHFF FHHF HFFG: down falls, up stays.
+    act = Script(lambda i, prompt, turn: "go down" if i == 0 else "go up")
+    batch, metrics = roll(act, tasks=(0,), group_size=4)
+    assert act.sizes == [4, 3, 2, 1]
+    np.testing.assert_array_equal(np.bincount(batch.trajectory), [1, 2, 3, 4])
+    np.testing.assert_array_equal(batch.terminated[np.cumsum([1, 2, 3, 4]) - 1], True)
+    assert metrics["episode_length"] == 2.5
+    assert metrics["success"] == 0.0
+
+
+def test_the_step_cap_truncates_the_last_step():
+    batch, _ = roll(Script(lambda *_: "go up"), tasks=(0,), group_size=1)
+    np.testing.assert_array_equal(batch.truncated, [False] * 5 + [True])
+    assert not batch.terminated.any()
+
+
+def test_an_end_at_the_cap_is_no_truncation():
+    act = Script(lambda i, prompt, turn: "go down" if turn == 5 else "go up")
+    batch, _ = roll(act, tasks=(0,), group_size=1)
+    assert batch.terminated[-1]
+    assert not batch.truncated.any()
+
+
+def test_invalid_replies_are_marked_and_remembered():
+    act = Script(lambda i, prompt, turn: "go" if turn == 1 else "walk up")
+    batch, metrics = roll(act, tasks=(0,), group_size=1)
+    np.testing.assert_array_equal(batch.action_valid, [True, False, True, True, True, True])
+    assert metrics["valid_action_share"] == pytest.approx(5 / 6)
+    assert len(set(batch.anchor_state)) == 1
+    seen = batch.anchor_state[0]
+    start = "cross the frozen lake to the goal reply with one move like go left"
+    assert act.prompts[0] == [f"{start} now {seen} you"]
+    assert act.prompts[1] == [f"{start} before {seen} you go up now {seen} you"]
+    assert act.prompts[2] == [f"{start} before {seen} you go up before {seen} you invalid now {seen} you"]
+    assert act.prompts[3] == [f"{start} before {seen} you invalid before {seen} you go up now {seen} you"]
+
+
+def test_the_batch_holds_what_was_read_and_said():
+    act = Script(lambda i, prompt, turn: "so i go right" if turn == 0 else "go up")
+    batch, _ = roll(act, tasks=(0,), group_size=1)
+    assert [TOKENIZER.decode(prompt) for prompt in batch.prompt_tokens] == [row[0] for row in act.prompts]
+    assert TOKENIZER.decode(batch.response_tokens[0]) == "so i go right"
+    assert [len(row) for row in batch.response_tokens] == [5, 3, 3, 3, 3, 3]
+    for response, logprob in zip(batch.response_tokens, batch.behavior_logprob, strict=True):
+        assert response[-1] == EOS
+        chex.assert_equal_shape((response, logprob))
+        np.testing.assert_array_equal(logprob, -0.5)
+
+
+def test_prompts_are_cut_from_the_left():
+    act = Script(lambda *_: "go up")
+    batch, _ = roll(act, config=RolloutConfig(max_steps=2, max_prompt_length=5, max_response_length=4))
+    assert {len(prompt) for prompt in batch.prompt_tokens} == {5}
+    assert all(prompt.endswith("you") for prompt in act.prompts[1])
+
+
+def test_a_rows_key_depends_on_its_episode_and_turn_alone():
+    staying = Script(lambda *_: "go up")
+    falling = Script(lambda i, *_: "go down" if i == 0 else "go up")
+    roll(staying, tasks=(0,), group_size=3)
+    roll(falling, tasks=(0,), group_size=3)
+    assert falling.sizes[:2] == [3, 2]
+    np.testing.assert_array_equal(staying.keys[0], falling.keys[0])
+    np.testing.assert_array_equal(staying.keys[1][1:], falling.keys[1])
+    every_key = np.concatenate(staying.keys)
+    assert len(np.unique(every_key, axis=0)) == len(every_key) == 18
+    expected = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 1), 4)
+    np.testing.assert_array_equal(staying.keys[4][1], jax.random.key_data(expected))
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 4, 9])
+def test_waves_change_nothing(num_envs):
+    def reply(i, prompt, turn):
+        return "go down" if prompt.count("before") == 2 else "go right"
+
+    whole, _ = roll(Script(reply), num_envs=4)
+    waves, metrics = roll(Script(reply), num_envs=num_envs)
+    assert metrics["episodes"] == 4
+    for name in ("trajectory", "prompt_group", "step", "reward", "terminated", "truncated", "anchor_state"):
+        np.testing.assert_array_equal(getattr(whole, name), getattr(waves, name))
+
+
+def test_environments_are_used_again():
+    vector_env = make_vector(LAKE, 4)
+    batches = [roll(Script(lambda *_: "go down"), vector_env=vector_env)[0] for _ in range(2)]
+    np.testing.assert_array_equal(batches[0].anchor_state, batches[1].anchor_state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tasks": (), "num_envs": 1}, "at least one task, got none"),
+        ({"group_size": 0, "num_envs": 1}, "group_size must be at least 1, got 0"),
+        ({"config": RolloutConfig(max_steps=0)}, "max_steps must be at least 1, got 0"),
+        ({"config": RolloutConfig(max_prompt_length=0)}, "max_prompt_length must be at least 1, got 0"),
+        ({"config": RolloutConfig(max_response_length=-1)}, "max_response_length must be at least 1, got -1"),
+        ({"format_prompt": lambda *_: ""}, "the prompt of task 0 has no tokens: ''"),
+    ],
+)
+def test_bad_input(changes, message):
+    with pytest.raises(ValueError, match=message):
+        roll(Script(lambda *_: "go up"), **changes)
+
+
+@pytest.mark.parametrize(
+    ("size", "bucket"), [(1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (128, 128), (129, 256)]
+)
+def test_row_buckets(size, bucket):
+    assert bucket_rows(size) == bucket
+
+
+@pytest.mark.parametrize(
+    ("length", "bucket"),
+    [(1, 32), (32, 32), (33, 64), (256, 256), (257, 384), (385, 512), (513, 768), (3073, 4096), (4096, 4096)],
+)
+def test_length_buckets(length, bucket):
+    assert bucket_length(length) == bucket
+
+
+MODEL = ModelConfig(
+    vocab_size=TOKENIZER.vocab_size,
+    hidden_size=32,
+    intermediate_size=64,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+)
+
+
+@pytest.mark.slow
+def test_a_random_model_rolls_out_the_same_way_twice():
+    act = make_actor(MODEL, TOKENIZER, CONFIG)
+    params = init_params(MODEL, jax.random.key(1))
+    batches = [roll(act, group_size=4, params=params, key=2)[0] for _ in range(2)]
+    lengths = [len(row) for row in batches[0].response_tokens]
+    assert 1 <= min(lengths) < max(lengths) == CONFIG.max_response_length
+    for one, other in zip(*(batch.response_tokens for batch in batches), strict=True):
+        np.testing.assert_array_equal(one, other)
+    for response, logprob in zip(batches[0].response_tokens, batches[0].behavior_logprob, strict=True):
+        chex.assert_equal_shape((response, logprob))
+        assert (logprob < 0).all()
+        assert EOS not in response[:-1]  # ends at the first end token, which is part of the reply
+        assert response[-1] == EOS or len(response) == CONFIG.max_response_length
+    # Evaluation is the same function with one rollout a task.
+    greedy = SamplingConfig(temperature=0.0)
+    _, metrics = roll(act, (0, 1, 2), 1, params=params, split="test", sampling=greedy)
+    assert metrics["episodes"] == 3
+
+
+@pytest.mark.slow
+def test_a_rows_reply_does_not_depend_on_the_rows_beside_it():
+    params = init_params(MODEL, jax.random.key(1))
+    act = make_actor(MODEL, TOKENIZER, CONFIG)
+    prompts = [
+        np.array(TOKENIZER.encode(text), np.int32) for text in ("now up ice", "now down hole you", "you")
+    ]
+    keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(5), 3)))
+    together = act(params, prompts, keys, SamplingConfig())
+    alone = [act(params, [prompts[i]], keys[i : i + 1], SamplingConfig())[0] for i in range(3)]
+    for (tokens, logprob), (expected, expected_logprob) in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(tokens, expected)
+        np.testing.assert_allclose(logprob, expected_logprob, atol=1e-5)
