@@ -1,0 +1,340 @@
+"""A decoder of the Qwen2 family, and what the learner and the sampler both need from it.
+
+Sampling and training run this one module: ``__call__`` writes to a key/value cache when it is given one.
+
+Shapes beyond the legend of ``types.py``: ``S`` slots of keys and values (T without a cache), ``Q`` key/value
+heads (each serves ``H / Q`` query heads), ``F`` width of a head, ``E`` half of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from hgpo_jax.config import ModelConfig
+from hgpo_jax.types import Array
+
+Params = dict[str, Any]  # nested: ``params["layers"]["attention"]["q"]["kernel"]``
+
+_LOGITS_PER_ROW = 1 << 24  # at most this many at once in response_logprobs: 64 MiB a row
+
+_fan_in = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+_embedding_init = nn.initializers.normal(0.02)
+
+
+class KVCache(NamedTuple):
+    """Keys and values of what was read. All rows write the same slot: prompts are padded on the left."""
+
+    key: jax.Array  # dtype [layers, B, S, Q, F]
+    value: jax.Array  # dtype [layers, B, S, Q, F]
+    segment_ids: jax.Array  # i32 [B, S]  0 where a slot is padding or not yet written
+    length: jax.Array  # i32 []  slots written
+
+
+def check_model_config(config: ModelConfig) -> None:
+    """Raises ValueError, naming the field, where no decoder can be built from ``config``."""
+    sizes = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_layers",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+    )
+    for name in sizes:
+        if getattr(config, name) < 1:
+            raise ValueError(f"ModelConfig.{name} is {getattr(config, name)}; it has to be at least 1")
+    if config.num_heads % config.num_kv_heads:
+        raise ValueError(
+            f"ModelConfig.num_heads ({config.num_heads}) has to be a multiple of num_kv_heads "
+            f"({config.num_kv_heads}): each key/value head serves the same number of query heads"
+        )
+    if config.head_dim % 2:
+        raise ValueError(f"ModelConfig.head_dim is {config.head_dim}; rotary positions need an even one")
+    if config.dtype not in ("float32", "bfloat16"):
+        raise ValueError(f"ModelConfig.dtype is {config.dtype!r}; use 'float32' or 'bfloat16'")
+    if config.rope_theta <= 0 or config.rms_norm_eps <= 0:
+        raise ValueError(
+            f"ModelConfig.rope_theta ({config.rope_theta}) and rms_norm_eps ({config.rms_norm_eps}) "
+            "have to be above 0"
+        )
+
+
+def init_cache(config: ModelConfig, batch: int, capacity: int) -> KVCache:
+    """An empty cache of ``capacity`` slots for ``batch`` rows, in the dtype of the computation."""
+    shape = (config.num_layers, batch, capacity, config.num_kv_heads, config.head_dim)
+    zeros = jnp.zeros(shape, config.dtype)
+    return KVCache(zeros, zeros, jnp.zeros((batch, capacity), jnp.int32), jnp.zeros((), jnp.int32))
+
+
+def _dense(config: ModelConfig, features: tuple[int, ...], axes: tuple[str, ...], bias=False, contract=1):
+    """A linear map over the last ``contract`` axes; ``axes`` are the logical names of the kernel's axes."""
+    return nn.DenseGeneral(
+        features,
+        axis=tuple(range(-contract, 0)),
+        use_bias=bias,
+        dtype=config.dtype,
+        kernel_init=nn.with_logical_partitioning(_fan_in, axes),
+        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, axes[contract:]),
+    )
+
+
+def _rms_norm(config: ModelConfig) -> nn.RMSNorm:
+    scale_init = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
+    return nn.RMSNorm(epsilon=config.rms_norm_eps, dtype=config.dtype, scale_init=scale_init)
+
+
+def rotary_angles(positions_BT: Array, head_dim: int, theta: float) -> jax.Array:
+    """Angle ``position * theta^(-2i / head_dim)`` of pair i: f32 [B, T, head_dim / 2]."""
+    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    return jnp.asarray(positions_BT, jnp.float32)[..., None] * frequencies[None, None]
+
+
+def rotate(x_BTHF: jax.Array, angles_BTE: jax.Array) -> jax.Array:
+    """Rotary position embedding (arXiv 2104.09864); pair i is (i, i + F/2), as in Hugging Face's weights."""
+    cos, sin = jnp.cos(angles_BTE)[:, :, None], jnp.sin(angles_BTE)[:, :, None]
+    first, second = jnp.split(x_BTHF.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x_BTHF.dtype)
+
+
+def attend(q_BTHF: jax.Array, k_BSQF: jax.Array, v_BSQF: jax.Array, mask_BTS: jax.Array) -> jax.Array:
+    """Grouped-query attention ``softmax(q k^T / sqrt(F)) v`` with the softmax in float32: [B, T, H, F].
+
+    A token that may see nothing (padding) gets a finite mean of everything, which nobody reads.
+    """
+    B, T, H, F = q_BTHF.shape
+    Q = k_BSQF.shape[2]
+    q_BTQGF = q_BTHF.reshape(B, T, Q, H // Q, F)
+    scores = jnp.einsum("btqgf,bsqf->bqgts", q_BTQGF, k_BSQF, preferred_element_type=jnp.float32) * F**-0.5
+    scores = jnp.where(mask_BTS[:, None, None], scores, jnp.finfo(jnp.float32).min)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v_BSQF.dtype)
+    return jnp.einsum("bqgts,bsqf->btqgf", weights, v_BSQF).reshape(B, T, H, F)
+
+
+class Attention(nn.Module):
+    """Causal self-attention of one layer; reads and writes that layer's part of the cache."""
+
+    config: ModelConfig
+
+    def setup(self):
+        c = self.config
+        self.q = _dense(c, (c.num_heads, c.head_dim), ("embed", "heads", "head_dim"), bias=True)
+        self.k = _dense(c, (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), bias=True)
+        self.v = _dense(c, (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), bias=True)
+        self.o = _dense(c, (c.hidden_size,), ("heads", "head_dim", "embed"), contract=2)
+
+    def __call__(self, x_BTD, angles_BTE, mask_BTS, layer, cache: KVCache | None):
+        q_BTHF = rotate(self.q(x_BTD), angles_BTE)
+        k_BSQF, v_BSQF = rotate(self.k(x_BTD), angles_BTE), self.v(x_BTD)
+        if cache is not None:
+            cache, k_BSQF, v_BSQF = _write(cache, layer, k_BSQF, v_BSQF)
+        return self.o(attend(q_BTHF, k_BSQF, v_BSQF, mask_BTS)), cache
+
+
+def _write(cache: KVCache, layer, k_BTQF, v_BTQF) -> tuple[KVCache, jax.Array, jax.Array]:
+    """Puts T keys and values after the ``length`` present ones; returns the layer's S keys and values too."""
+    start = (layer, 0, cache.length, 0, 0)
+    key = jax.lax.dynamic_update_slice(cache.key, k_BTQF[None], start)
+    value = jax.lax.dynamic_update_slice(cache.value, v_BTQF[None], start)
+    return cache._replace(key=key, value=value), key[layer], value[layer]
+
+
+class MLP(nn.Module):
+    """SwiGLU (arXiv 2002.05202): ``down(silu(gate(x)) * up(x))``."""
+
+    config: ModelConfig
+
+    def setup(self):
+        c = self.config
+        self.gate = _dense(c, (c.intermediate_size,), ("embed", "mlp"))
+        self.up = _dense(c, (c.intermediate_size,), ("embed", "mlp"))
+        self.down = _dense(c, (c.hidden_size,), ("mlp", "embed"))
+
+    def __call__(self, x_BTD):
+        return self.down(nn.silu(self.gate(x_BTD)) * self.up(x_BTD))
+
+
+class Block(nn.Module):
+    """One layer, as the body of a scan: the carry is (hidden, cache), the scanned input its number."""
+
+    config: ModelConfig
+
+    def setup(self):
+        self.attention_norm, self.mlp_norm = _rms_norm(self.config), _rms_norm(self.config)
+        self.attention, self.mlp = Attention(self.config), MLP(self.config)
+
+    def __call__(self, carry, layer, angles_BTE, mask_BTS):
+        x_BTD, cache = carry
+        attended, cache = self.attention(self.attention_norm(x_BTD), angles_BTE, mask_BTS, layer, cache)
+        x_BTD = x_BTD + attended
+        return (x_BTD + self.mlp(self.mlp_norm(x_BTD)), cache), None
+
+
+class Transformer(nn.Module):
+    """The decoder. Its layers are one scan over stacked parameters, so depth does not lengthen compilation.
+
+    Parameters are float32 and carry logical axis names ("vocab", "embed", "heads", "kv_heads", "head_dim",
+    "mlp", "layers"), which the learner's sharding table maps to mesh axes.
+    """
+
+    config: ModelConfig
+
+    def setup(self):
+        c = self.config
+        check_model_config(c)
+        table_init = nn.with_logical_partitioning(_embedding_init, ("vocab", "embed"))
+        self.embed: Any = self.param("embed", table_init, (c.vocab_size, c.hidden_size))
+        in_axes: Any = (0, nn.broadcast, nn.broadcast)  # the layer's number; angles and mask are shared
+        block = nn.remat(Block, prevent_cse=False) if c.remat else Block
+        self.layers = nn.scan(
+            block,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=in_axes,
+            length=c.num_layers,
+            metadata_params={nn.PARTITION_NAME: "layers"},
+        )(c)
+        self.final_norm = _rms_norm(c)
+        if not c.tie_word_embeddings:
+            head_init = nn.with_logical_partitioning(_fan_in, ("embed", "vocab"))
+            self.head: Any = self.param("unembed", head_init, (c.hidden_size, c.vocab_size))
+
+    def __call__(
+        self,
+        tokens_BT: Array,
+        positions_BT: Array,
+        segment_ids_BT: Array,
+        cache: KVCache | None = None,
+    ) -> tuple[jax.Array, KVCache | None]:
+        """Hidden states after the final norm; a token sees the earlier ones of its own segment.
+
+        Args:
+          tokens_BT: i32 [B, T].
+          positions_BT: i32 [B, T], 0, 1, .. within each segment.
+          segment_ids_BT: i32 [B, T]; 0 is padding, whose hidden states mean nothing.
+          cache: what the rows read before, with room for T more; None starts afresh and keeps nothing.
+
+        Returns:
+          hidden [B, T, D] in the dtype of the computation, and the cache with T more slots written (or None).
+        """
+        chex.assert_rank([tokens_BT, positions_BT, segment_ids_BT], 2)
+        chex.assert_equal_shape([tokens_BT, positions_BT, segment_ids_BT])
+        c = self.config
+        cache, mask_BTS = _visible(segment_ids_BT, cache)
+        angles_BTE = rotary_angles(positions_BT, c.head_dim, c.rope_theta)
+        x_BTD = self.embed[tokens_BT].astype(c.dtype)
+        (x_BTD, cache), _ = self.layers((x_BTD, cache), jnp.arange(c.num_layers), angles_BTE, mask_BTS)
+        if cache is not None:
+            cache = cache._replace(length=cache.length + tokens_BT.shape[1])
+        return self.final_norm(x_BTD), cache
+
+    def unembed(self, hidden: Array) -> jax.Array:
+        """Logits f32 [.., V] of hidden states [.., D]."""
+        dtype = self.config.dtype
+        if self.config.tie_word_embeddings:
+            equation, weight = "...d,vd->...v", self.embed
+        else:
+            equation, weight = "...d,dv->...v", self.head
+        return jnp.einsum(equation, hidden, weight.astype(dtype), preferred_element_type=jnp.float32)
+
+
+def _visible(segment_ids_BT, cache: KVCache | None) -> tuple[KVCache | None, jax.Array]:
+    """Which slots each token may attend to, bool [B, T, S]; the cache comes back with the new segment ids."""
+    if cache is None:
+        start, slots_BS = 0, segment_ids_BT
+    else:
+        start = cache.length
+        slots_BS = jax.lax.dynamic_update_slice(cache.segment_ids, segment_ids_BT, (0, start))
+        cache = cache._replace(segment_ids=slots_BS)
+    token_T, slot_S = jnp.arange(segment_ids_BT.shape[1]) + start, jnp.arange(slots_BS.shape[1])
+    causal_TS = slot_S[None, :] <= token_T[:, None]
+    same_BTS = slots_BS[:, None, :] == segment_ids_BT[:, :, None]
+    return cache, causal_TS[None] & same_BTS & (slots_BS > 0)[:, None, :]
+
+
+def abstract_params(config: ModelConfig):
+    """The parameters' shapes, boxed with their logical axis names: nothing is allocated."""
+    one = jnp.ones((1, 1), jnp.int32)
+    return jax.eval_shape(
+        lambda key: Transformer(config).init(key, one, one, one)["params"], jax.random.key(0)
+    )
+
+
+def init_params(config: ModelConfig, key: chex.PRNGKey) -> Params:
+    """Fresh float32 parameters, without boxes; every leaf under "layers" has the layers as its first axis.
+
+    Linear maps: truncated normal of variance 1 / fan-in, which lets narrow models train from scratch.
+    Embeddings: normal, 0.02, so that with tied embeddings the policy starts close to uniform.
+    """
+    one = jnp.ones((1, 1), jnp.int32)
+    return nn.unbox(jax.jit(lambda key: Transformer(config).init(key, one, one, one)["params"])(key))
+
+
+def temper(logits: jax.Array, temperature: chex.Numeric) -> jax.Array:
+    """``logits / temperature``; a temperature of 0, greedy, has no distribution and counts as 1 here."""
+    return logits / jnp.where(jnp.asarray(temperature) > 0, temperature, 1.0)
+
+
+def response_logprobs(
+    model: Transformer | ModelConfig,
+    params: Params,
+    tokens_BT: Array,
+    positions_BT: Array,
+    segment_ids_BT: Array,
+    temperature: chex.Numeric = 1.0,
+) -> tuple[jax.Array, jax.Array]:
+    """``log p(tokens[b, t] | what precedes it in its segment)``, and that distribution's entropy.
+
+    Both align with the token that is predicted and are 0 where there is no prediction: at the first token of
+    each segment and on padding. With a large vocabulary the logits are made in chunks over T, and again in
+    the backward pass.
+
+    Args:
+      model: the decoder or its configuration.
+      params: its parameters.
+      tokens_BT, positions_BT, segment_ids_BT: i32 [B, T], as ``Transformer.__call__`` takes them.
+      temperature: the one that sampled; the log-probabilities are those of the tempered distribution.
+
+    Returns:
+      (logprob f32 [B, T], entropy f32 [B, T] in nats).
+    """
+    model = model if isinstance(model, Transformer) else Transformer(model)
+    variables = {"params": params}
+    hidden_BTD: jax.Array = model.apply(variables, tokens_BT, positions_BT, segment_ids_BT)[0]
+    next_token_BT = jnp.roll(tokens_BT, -1, axis=1)
+
+    def predict(chunk):
+        hidden, token = chunk
+        logits: Any = model.apply(variables, hidden, method="unembed")
+        logprobs = jax.nn.log_softmax(temper(logits, temperature))
+        chosen = jnp.take_along_axis(logprobs, token[..., None], axis=-1)[..., 0]
+        return chosen, -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
+
+    logprob_BT, entropy_BT = _over_chunks(predict, (hidden_BTD, next_token_BT), model.config.vocab_size)
+    predicted_BT = (segment_ids_BT[:, 1:] == segment_ids_BT[:, :-1]) & (segment_ids_BT[:, 1:] > 0)
+
+    def align(x_BT):
+        return jnp.pad(jnp.where(predicted_BT, x_BT[:, :-1], 0.0), ((0, 0), (1, 0)))
+
+    return align(logprob_BT), align(entropy_BT)
+
+
+def _over_chunks(function, arrays, vocab_size: int):
+    """``function(arrays)`` in equal chunks over axis 1, as few as keep a row's logits under the limit."""
+    B, T = arrays[-1].shape
+    chunks = next(
+        n for n in range(1, T + 1) if T % n == 0 and (T // n * vocab_size <= _LOGITS_PER_ROW or n == T)
+    )
+    if chunks == 1:
+        return function(arrays)
+    split = jax.tree.map(
+        lambda x: jnp.moveaxis(x.reshape(B, chunks, T // chunks, *x.shape[2:]), 1, 0), arrays
+    )
+    mapped = jax.lax.map(jax.checkpoint(function), split)
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(B, T), mapped)
