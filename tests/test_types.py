@@ -6,12 +6,8 @@ from typing import Any
 import chex
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from hgpo_jax.estimators.grouping import state_keys
-from hgpo_jax.recording import state_key
 from hgpo_jax.types import Trajectories
 
 
@@ -102,28 +98,6 @@ def test_states_of_any_kind_form_the_same_groups_after_the_disk(tmp_path, states
     once.save(tmp_path / "again.npz")
     again = Trajectories.load(tmp_path / "again.npz")
     assert partition(states) == partition(once.anchor_state) == partition(again.anchor_state)
-
-
-STATES = st.recursive(
-    st.text(max_size=2)
-    | st.binary(max_size=2)
-    | st.integers(-2, 2)
-    | st.sampled_from([0.5, 1.0, True, None]),
-    lambda inner: st.tuples(inner, inner) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
-    max_leaves=4,
-)
-
-
-@given(STATES, STATES)
-def test_keys_are_equal_exactly_where_states_are(a, b):
-    assert (state_key(a) == state_key(b)) == (partition([a, b]) == [0, 0]) == (a == b)
-
-
-@settings(max_examples=30)
-@given(hnp.arrays(np.int8, (2, 2), elements=st.integers(0, 1)), hnp.arrays(np.int8, (2, 2)))
-def test_arrays_are_compared_by_value(a, b):
-    assert state_key(a) == state_key(np.asfortranarray(a))
-    assert (state_key(a) == state_key(b)) == np.array_equal(a, b)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""From environments and a policy to a batch: memory, collector."""

@@ -112,6 +112,12 @@ def test_an_end_at_the_cap_is_no_truncation():
     assert not batch.truncated.any()
 
 
+def test_an_environments_own_step_cap_truncates_too():
+    vector_env = make_vector(LAKE, 2, max_episode_steps=3)
+    batch, _ = roll(Script(lambda *_: "go up"), tasks=(0,), vector_env=vector_env)
+    np.testing.assert_array_equal(batch.truncated, [False, False, True] * 2)
+
+
 def test_invalid_replies_are_marked_and_remembered():
     act = Script(lambda i, prompt, turn: "go" if turn == 1 else "walk up")
     batch, metrics = roll(act, tasks=(0,), group_size=1)
