@@ -1,0 +1,151 @@
+"""Where every array lives on the mesh: one table from logical axes to mesh axes, and what follows from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from hgpo_jax.config import MeshConfig
+from hgpo_jax.types import StepBatch, StepSignals, TrainState
+
+MESH_AXES = ("data", "fsdp", "tensor")
+BATCH_AXES = ("data", "fsdp")
+
+RULES: dict[str, str | tuple[str, ...] | None] = {
+    "batch": BATCH_AXES,  # rows of tokens
+    "embed": "fsdp",
+    "vocab": "tensor",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "head_dim": None,
+    "layers": None,
+}
+# Grouped-query models have few key/value heads (two in Qwen2.5 up to 3B), and a head is never cut: where the
+# mesh axis is too large for them, every device holds them all.
+REPLICATED_IF_INDIVISIBLE = {"kv_heads"}
+
+
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh with axes data, fsdp, tensor. One axis may be -1: it takes the devices the others leave.
+
+    Raises:
+      ValueError: sizes that need more devices than there are, or do not divide them where -1 is to fill.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    sizes = {axis: getattr(config, axis) for axis in MESH_AXES}
+    free = [axis for axis, size in sizes.items() if size == -1]
+    wrong = {axis: size for axis, size in sizes.items() if size < 1 and size != -1}
+    if wrong or len(free) > 1:
+        raise ValueError(f"mesh {sizes}: sizes are 1 or more, and at most one axis is -1")
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    if free:
+        if len(devices) % fixed:
+            raise ValueError(
+                f"mesh {sizes}: {fixed} does not divide the {len(devices)} devices; change the fixed sizes, or give "
+                f"{free[0]} a number"
+            )
+        sizes[free[0]] = len(devices) // fixed
+    used = math.prod(sizes.values())
+    if used > len(devices):
+        raise ValueError(
+            f"mesh {sizes} needs {used} devices, but there are {len(devices)}; lower a size or set one axis to -1"
+        )
+    # Auto axes: the compiler chooses the collectives. Explicit axes refuse the scatter of the group statistics.
+    return jax.make_mesh(
+        tuple(sizes.values()), MESH_AXES, (AxisType.Auto,) * len(MESH_AXES), devices=devices[:used]
+    )
+
+
+def batch_multiple(mesh: Mesh | None) -> int:
+    """Devices along the batch axes: what the rows of a mini-batch's part have to be a multiple of."""
+    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
+def partition_spec(
+    name: str, shape: Sequence[int], logical_axes: Sequence[str | None], mesh: Mesh
+) -> PartitionSpec:
+    """The mesh axes of one array, by ``RULES``.
+
+    Args:
+      name: of the array, for messages.
+      shape: of the array.
+      logical_axes: one name, or None, for each dimension.
+      mesh: its axis sizes have to divide the dimensions.
+
+    Raises:
+      ValueError: an unknown logical axis, a mesh axis used twice, a dimension that the mesh does not divide.
+    """
+    if len(shape) != len(logical_axes):
+        raise ValueError(f"{name} has shape {tuple(shape)}, but logical axes {tuple(logical_axes)}")
+    spec: list[str | tuple[str, ...] | None] = []
+    for size, logical in zip(shape, logical_axes, strict=True):
+        if logical is not None and logical not in RULES:
+            raise ValueError(f"{name}: no rule for the logical axis {logical!r}; RULES knows {sorted(RULES)}")
+        axes = None if logical is None else RULES[logical]
+        parts = math.prod(mesh.shape[a] for a in _as_tuple(axes))
+        if size % parts:
+            if logical not in REPLICATED_IF_INDIVISIBLE:
+                raise ValueError(
+                    f"{name}: its axis {logical!r} has size {size}, which the mesh axis {axes!r} of size {parts} does "
+                    f"not divide; choose a MeshConfig.{axes} that divides {size}"
+                )
+            axes = None
+        spec.append(axes)
+    flat = [a for axes in spec for a in _as_tuple(axes)]
+    if len(flat) != len(set(flat)):
+        raise ValueError(f"{name}: logical axes {tuple(logical_axes)} use a mesh axis twice: {spec}")
+    return PartitionSpec(*spec)
+
+
+def param_shardings(abstract_params: Any, mesh: Mesh) -> Any:
+    """Shardings of parameters annotated with logical axes (``flax.linen.with_logical_partitioning``)."""
+
+    def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        boxed = isinstance(leaf, nn.Partitioned)
+        shape = (leaf.value if boxed else leaf).shape
+        names = leaf.names if boxed else (None,) * len(shape)
+        return NamedSharding(mesh, partition_spec(jax.tree_util.keystr(path), shape, names, mesh))
+
+    return jax.tree_util.tree_map_with_path(
+        sharding, abstract_params, is_leaf=lambda x: isinstance(x, nn.Partitioned)
+    )
+
+
+def state_shardings(abstract_params: Any, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """Shardings of a ``TrainState``: each moment of the optimizer lies where its parameter lies.
+
+    Args:
+      abstract_params: annotated with logical axes, as ``transformer.abstract_params`` gives them.
+      optimizer: whose state is laid out.
+      mesh: from ``make_mesh``.
+    """
+    params = param_shardings(abstract_params, mesh)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    opt_state = optax.tree_map_params(
+        optimizer,
+        lambda _, sharding: sharding,
+        jax.eval_shape(optimizer.init, nn.meta.unbox(abstract_params)),
+        params,
+        transform_non_params=lambda _: replicated,
+    )
+    return TrainState(params=params, opt_state=opt_state, step=replicated, key=replicated)  # pyright: ignore
+
+
+def batch_shardings(batch: StepBatch, mesh: Mesh) -> StepBatch:
+    """Rows over the batch axes; the small arrays of one value per step on every device."""
+    rows = NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    shardings = jax.tree.map(lambda _: rows, batch)
+    steps: StepSignals = jax.tree.map(lambda _: replicated, batch.steps)
+    return shardings.replace(steps=steps)
+
+
+def _as_tuple(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return () if axes is None else (axes,) if isinstance(axes, str) else axes

@@ -1,0 +1,311 @@
+"""One iteration's update as one jit: advantages, then an optimizer step per mini-batch, on any mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from hgpo_jax.config import LearnerConfig, LossConfig, ModelConfig, OptimizerConfig
+from hgpo_jax.learner.losses import policy_loss, token_weights
+from hgpo_jax.learner.sharding import BATCH_AXES, batch_multiple, state_shardings
+from hgpo_jax.policy import transformer
+from hgpo_jax.types import Metrics, StepBatch, StepSignals, TrainState
+
+LogprobFn = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+"""(params, tokens, positions, segment_ids) -> (logprob, entropy), all [B, T], aligned with the predicted token."""
+
+Estimator = Callable[[StepSignals], tuple[jax.Array, dict[str, jax.Array]]]
+"""signals -> (advantages [N], diagnostics)."""
+
+Block = dict[str, jax.Array]
+_NO_STEP = jnp.iinfo(jnp.int32).max
+_NOT_DECAYED = ("bias", "scale", "norm")
+
+
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """AdamW (arXiv 1711.05101) or SGD behind a clip of the gradient's global norm.
+
+    The rate is ``learning_rate * min(1, (steps taken + 1) / warmup_steps)``. Weight decay leaves biases and norm
+    scales alone, as is usual; torch's AdamW in the released code decays them too, by lr * 0.01 = 1e-8 a step.
+
+    Raises:
+      ValueError: a name other than "adamw" or "sgd".
+    """
+    rate: optax.ScalarOrSchedule = config.learning_rate
+    if config.warmup_steps > 1:
+        first = config.learning_rate / config.warmup_steps
+        rate = optax.linear_schedule(first, config.learning_rate, config.warmup_steps - 1)
+    if config.name == "adamw":
+        rule = optax.adamw(rate, config.b1, config.b2, weight_decay=config.weight_decay, mask=_decayed)
+    elif config.name == "sgd":
+        rule = optax.sgd(rate)
+    else:
+        raise ValueError(f'OptimizerConfig.name is {config.name!r}, but has to be "adamw" or "sgd"')
+    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), rule)
+
+
+def init_state(
+    config: ModelConfig,
+    optimizer: optax.GradientTransformation,
+    key: jax.Array,
+    mesh: Mesh | None = None,
+    params: Any = None,
+) -> TrainState:
+    """A fresh state, each array made where it lives.
+
+    Args:
+      config: of the model.
+      optimizer: from ``make_optimizer``.
+      key: typed PRNG key []; one half draws the parameters, the other goes on in the state.
+      mesh: None for a single device.
+      params: loaded weights to start from; None draws them.
+    """
+    param_key, state_key = jax.random.split(key)
+
+    def init(params: Any) -> TrainState:
+        drawn = transformer.init_params(config, param_key) if params is None else params
+        return TrainState(params=drawn, opt_state=optimizer.init(drawn), step=jnp.int32(0), key=state_key)  # pyright: ignore[reportCallIssue]
+
+    if mesh is None:
+        return jax.jit(init)(params)
+    shardings = state_shardings(transformer.abstract_params(config), optimizer, mesh)
+    return jax.jit(init, out_shardings=shardings)(params)
+
+
+def make_update(
+    logprob_fn: LogprobFn,
+    estimator: Estimator,
+    optimizer: optax.GradientTransformation,
+    loss: LossConfig,
+    learner: LearnerConfig,
+    *,
+    mesh: Mesh | None = None,
+    shardings: TrainState | None = None,
+) -> Callable[[TrainState, StepBatch], tuple[TrainState, Metrics]]:
+    """``update(state, batch) -> (state, metrics)``, one jit whose first argument is donated.
+
+    Advantages come from the whole batch. Then every mini-batch takes one optimizer step, its gradient summed over
+    ``learner.accumulation`` parts. No step is taken, parameters and optimizer untouched, by
+
+    - an empty mini-batch (padding; its passes are not run either),
+    - every mini-batch, when no step has an advantage (``signal_share`` 0) or a return or advantage is not finite,
+    - a mini-batch with a log-probability or gradient that is not finite.
+
+    Metrics, means over the mini-batches that took a step (0 when none did) unless said otherwise: ``loss``,
+    ``policy_loss``, ``kl``, ``entropy``, ``clip_fraction_low``, ``clip_fraction_high``, ``dual_clip_fraction``,
+    ``ratio``, ``ratio_max`` (largest), ``kl_old``, ``grad_norm`` (before the clip), ``grad_norm_max``;
+    ``sampler_gap`` and ``sampler_gap_max``, |logprob - old_logprob| on the first mini-batch, before any step;
+    ``advantage_mean``, ``advantage_std`` and ``signal_share`` (share of steps with an advantage other than 0) over
+    the batch; ``optimizer_steps`` taken; ``nonfinite_step``, the index of the first environment step with a value
+    that is not finite, -1 when there is none (the first of its mini-batch where only the gradient overflows);
+    and ``estimator/*``, the estimator's diagnostics.
+
+    Args:
+      logprob_fn: the policy. estimator: the method. optimizer: from ``make_optimizer``.
+      loss: clips, coefficients, aggregation. learner: accumulation.
+      mesh: None for a single device; otherwise pass ``shardings`` too.
+      shardings: of the state, from ``state_shardings``.
+
+    Raises:
+      ValueError: ``mesh`` without ``shardings`` or the reverse; at the first call, rows that cannot be cut.
+    """
+    if (mesh is None) != (shardings is None):
+        raise ValueError("make_update takes mesh and shardings together, or neither")
+    gradient = _minibatch_gradient(logprob_fn, loss, None if shardings is None else shardings.params)
+
+    def update(state: TrainState, batch: StepBatch) -> tuple[TrainState, Metrics]:
+        advantage_N, diagnostics = estimator(batch.steps)
+        advantage_N, summary, bad_step = _inspect_advantages(advantage_N, batch.steps)
+        run = (summary["signal_share"] > 0) & (bad_step == _NO_STEP)
+
+        def step(params: Any, opt_state: Any, block: Block) -> tuple[Any, Any, Metrics]:
+            grads, metrics = gradient(params, block, advantage_N)
+
+            def apply(params: Any, opt_state: Any) -> tuple[Any, Any]:
+                updates, opt_state = optimizer.update(grads, opt_state, params)
+                return optax.apply_updates(params, updates), opt_state
+
+            # cond and not where: a select would keep both copies of parameters and moments alive.
+            params, opt_state = jax.lax.cond(metrics["taken"], apply, lambda *kept: kept, params, opt_state)
+            return params, opt_state, metrics
+
+        def minibatch(carry: tuple[Any, Any], block: Block) -> tuple[tuple[Any, Any], Metrics]:
+            shapes = jax.eval_shape(step, *carry, block)[2]
+            skipped = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes) | {
+                "bad_step": jnp.int32(_NO_STEP)
+            }
+            params, opt_state, metrics = jax.lax.cond(
+                run & block["loss_mask"].any(), step, lambda p, o, _: (p, o, skipped), *carry, block
+            )
+            return (params, opt_state), metrics
+
+        blocks = _cut(batch, learner.accumulation, mesh)
+        (params, opt_state), stacked = jax.lax.scan(minibatch, (state.params, state.opt_state), blocks)
+        metrics = (
+            summary | _average(stacked, bad_step) | {f"estimator/{k}": v for k, v in diagnostics.items()}
+        )
+        new_state = state.replace(  # pyright: ignore[reportAttributeAccessIssue]
+            params=params,
+            opt_state=opt_state,
+            step=state.step + metrics["optimizer_steps"],
+            key=jax.random.split(state.key)[0],
+        )
+        return new_state, metrics
+
+    if mesh is None:
+        return jax.jit(update, donate_argnums=0)
+    # Pinned: left free, the compiler changed the layout of a norm's scale, and the next call compiled anew.
+    replicated = NamedSharding(mesh, PartitionSpec())
+    return jax.jit(update, donate_argnums=0, out_shardings=(shardings, replicated))
+
+
+def make_logprobs(
+    logprob_fn: LogprobFn, learner: LearnerConfig, *, mesh: Mesh | None = None
+) -> Callable[[Any, StepBatch], jax.Array]:
+    """``logprobs(params, batch) -> f32 [B, T]``, 0 outside the loss mask: for old and reference policies.
+
+    Blocks of the same size as in the update run one after the other; the empty ones are skipped.
+    """
+
+    def logprobs(params: Any, batch: StepBatch) -> jax.Array:
+        def part(_: None, block: Block) -> tuple[None, jax.Array]:
+            def compute() -> jax.Array:
+                logprob_BT, _ = logprob_fn(params, block["tokens"], block["positions"], block["segment_ids"])
+                return jnp.where(block["loss_mask"], logprob_BT, 0.0)
+
+            zeros_BT = jnp.zeros(block["tokens"].shape)
+            return None, jax.lax.cond(block["loss_mask"].any(), compute, lambda: zeros_BT)
+
+        def minibatch(_: None, block: Block) -> tuple[None, jax.Array]:
+            return jax.lax.scan(part, None, block)
+
+        _, logprob_MABT = jax.lax.scan(minibatch, None, _cut(batch, learner.accumulation, mesh))
+        return logprob_MABT.reshape(batch.tokens.shape)
+
+    if mesh is None:
+        return jax.jit(logprobs)
+    return jax.jit(logprobs, out_shardings=NamedSharding(mesh, PartitionSpec(BATCH_AXES, None)))
+
+
+def _decayed(params: Any) -> Any:
+    def decayed(path: tuple[Any, ...], _: Any) -> bool:
+        return not any(word in jax.tree_util.keystr(path).lower() for word in _NOT_DECAYED)
+
+    return jax.tree_util.tree_map_with_path(decayed, params)
+
+
+def _cut(batch: StepBatch, accumulation: int, mesh: Mesh | None) -> Block:
+    """Token arrays [B, T] -> [M, A, B / (M A), T], each part's rows spread over the mesh's batch axes."""
+    (B, T), M = batch.tokens.shape, batch.num_minibatches
+    if B % (M * accumulation * batch_multiple(mesh)):
+        raise ValueError(
+            f"{B} rows cannot be cut into {M} mini-batches of {accumulation} parts over {batch_multiple(mesh)} devices: "
+            "pack with the same LearnerConfig and row_multiple=batch_multiple(mesh)"
+        )
+
+    def cut(rows_BT: jax.Array) -> jax.Array:
+        blocks = jnp.reshape(rows_BT, (M, accumulation, B // (M * accumulation), T))
+        if mesh is None:
+            return blocks
+        spec = PartitionSpec(None, None, BATCH_AXES, None)
+        return jax.lax.with_sharding_constraint(blocks, NamedSharding(mesh, spec))
+
+    names = ("tokens", "positions", "segment_ids", "loss_mask", "step_index", "old_logprob", "ref_logprob")
+    return {name: cut(getattr(batch, name)) for name in names}
+
+
+def _inspect_advantages(advantage_N: jax.Array, steps: StepSignals) -> tuple[jax.Array, Metrics, jax.Array]:
+    """Advantages with 0 for padding; their statistics; the first step whose values are not finite, if any."""
+    chex.assert_rank(advantage_N, 1)
+    valid_N = jnp.asarray(steps.valid)
+    chex.assert_equal_shape([advantage_N, valid_N])
+    # A return that is not finite spoils the advantages of its whole group: name the step it came from.
+    cause_N = valid_N & ~(jnp.isfinite(steps.step_return) & jnp.isfinite(steps.score))
+    effect_N = valid_N & ~jnp.isfinite(advantage_N)
+    index_N = jnp.arange(len(advantage_N), dtype=jnp.int32)
+    bad_N = jnp.where(cause_N.any(), cause_N, effect_N)
+    bad_step = jnp.where(bad_N, index_N, _NO_STEP).min()
+    advantage_N = jnp.where(valid_N, advantage_N, 0.0)
+    count = jnp.maximum(valid_N.sum(), 1)
+    mean = advantage_N.sum() / count
+    variance = jnp.where(valid_N, (advantage_N - mean) ** 2, 0.0).sum() / count
+    summary = {
+        "advantage_mean": mean,
+        "advantage_std": jnp.sqrt(variance),
+        "signal_share": (advantage_N != 0).sum() / count,
+    }
+    return advantage_N, summary, bad_step
+
+
+def _minibatch_gradient(
+    logprob_fn: LogprobFn, loss: LossConfig, param_sharding: Any
+) -> Callable[[Any, Block, jax.Array], tuple[Any, Metrics]]:
+    """(params, block of [A, B, T], advantages [N]) -> the mini-batch's gradient and metrics []."""
+
+    def part_loss(
+        params: Any, part: Block, advantage_N: jax.Array, num_tokens: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        mask_BT, step_BT = part["loss_mask"], part["step_index"]
+        logprob_BT, entropy_BT = logprob_fn(params, part["tokens"], part["positions"], part["segment_ids"])
+        # Index -1 would read the last step's advantage.
+        advantage_BT = jnp.where(mask_BT, advantage_N[jnp.maximum(step_BT, 0)], 0.0)
+        value, metrics = policy_loss(
+            logprob_BT,
+            entropy_BT,
+            part["old_logprob"],
+            part["ref_logprob"],
+            advantage_BT,
+            mask_BT,
+            part["segment_ids"],
+            part["weight"],
+            num_tokens,
+            loss,
+        )
+        finite_BT = jnp.isfinite(logprob_BT + entropy_BT + part["old_logprob"] + part["ref_logprob"])
+        return value, metrics | {"bad_step": jnp.where(mask_BT & ~finite_BT, step_BT, _NO_STEP).min()}
+
+    def gradient(params: Any, block: Block, advantage_N: jax.Array) -> tuple[Any, Metrics]:
+        mask_ABT = block["loss_mask"]
+        num_tokens = mask_ABT.sum().astype(jnp.float32)
+        weighted = block | {"weight": token_weights(mask_ABT, block["segment_ids"], loss)}
+
+        def accumulate(total: Any, part: Block) -> tuple[Any, Metrics]:
+            grads, metrics = jax.grad(part_loss, has_aux=True)(params, part, advantage_N, num_tokens)
+            total = jax.tree.map(jnp.add, total, grads)
+            if param_sharding is not None:
+                total = jax.lax.with_sharding_constraint(total, param_sharding)
+            return total, metrics
+
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        grads, parts = jax.lax.scan(accumulate, zeros, weighted)
+        bad_step = parts.pop("bad_step").min()
+        metrics = {k: v.max() if k.endswith("_max") else v.sum() for k, v in parts.items()}
+        metrics["grad_norm"] = metrics["grad_norm_max"] = optax.tree.norm(grads)
+        taken = (bad_step == _NO_STEP) & jnp.isfinite(metrics["grad_norm"])
+        first = jnp.where(mask_ABT, block["step_index"], _NO_STEP).min()
+        bad_step = jnp.where(taken | (bad_step != _NO_STEP), bad_step, first)
+        return grads, metrics | {"taken": taken, "bad_step": bad_step}
+
+    return gradient
+
+
+def _average(stacked: Metrics, bad_step: jax.Array) -> Metrics:
+    """Metrics [M] -> [], over the mini-batches that took a step."""
+    taken_M = stacked.pop("taken")
+    bad_step = jnp.minimum(stacked.pop("bad_step").min(), bad_step)
+    kept = {k: jnp.where(taken_M, v, 0.0) for k, v in stacked.items()}  # a NaN times 0 would stay NaN
+    gap_M, gap_max_M = kept.pop("logprob_gap"), kept.pop("logprob_gap_max")
+    count = jnp.maximum(taken_M.sum(), 1)
+    metrics = {k: v.max() if k.endswith("_max") else v.sum() / count for k, v in kept.items()}
+    return metrics | {
+        "sampler_gap": gap_M[0],
+        "sampler_gap_max": gap_max_M[0],
+        "optimizer_steps": taken_M.sum().astype(jnp.int32),
+        "nonfinite_step": jnp.where(bad_step == _NO_STEP, -1, bad_step),
+    }

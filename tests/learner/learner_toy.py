@@ -1,0 +1,113 @@
+"""A policy of a few hundred parameters and random steps for it, for the learner's tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hgpo_jax.config import LearnerConfig
+from hgpo_jax.learner.packing import pack_steps
+from hgpo_jax.types import StepBatch, StepSignals, TrainState
+
+VOCAB, EMBED, MLP = 16, 8, 32
+AXES = {
+    "embedding": ("vocab", "embed"),
+    "up": {"kernel": ("embed", "mlp"), "bias": ("mlp",)},
+    "down": {"kernel": ("mlp", "embed")},
+}
+
+
+def init_params(seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape) * 0.5, jnp.float32)
+
+    return {
+        "embedding": normal(VOCAB, EMBED),
+        "up": {"kernel": normal(EMBED, MLP), "bias": normal(MLP)},
+        "down": {"kernel": normal(MLP, EMBED)},
+    }
+
+
+def abstract_params() -> Any:
+    """Shapes, annotated with logical axes as flax annotates them."""
+    return jax.tree.map(
+        lambda x, names: nn.LogicallyPartitioned(jax.ShapeDtypeStruct(x.shape, x.dtype), names),
+        init_params(),
+        AXES,
+    )
+
+
+def logprobs(
+    params: Any, tokens_BT: Any, positions_BT: Any, segment_ids_BT: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Predicts from the previous token, and from the one before it in the same segment."""
+
+    def back(distance: int) -> jax.Array:
+        shifted = jnp.pad(tokens_BT, ((0, 0), (distance, 0)))[:, :-distance]
+        return jnp.where((positions_BT >= distance)[..., None], params["embedding"][shifted], 0.0)
+
+    h_BTD = back(1) + 0.5 * back(2)
+    up_BTF = jnp.tanh(h_BTD @ params["up"]["kernel"] + params["up"]["bias"][None, None])
+    logits_BTV = (h_BTD + up_BTF @ params["down"]["kernel"]) @ params["embedding"].T
+    logp_BTV = jax.nn.log_softmax(logits_BTV)
+    entropy_BT = -(jnp.exp(logp_BTV) * logp_BTV).sum(-1)
+    return jnp.take_along_axis(logp_BTV, tokens_BT[..., None], -1)[..., 0], entropy_BT
+
+
+def score_estimator(signals: StepSignals) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The score itself: an estimator needs no more than this."""
+    return jnp.where(signals.valid, signals.score, 0.0), {}
+
+
+def make_state(optimizer: Any, shardings: TrainState | None = None) -> TrainState:
+    params = init_params()
+    state = TrainState(
+        params=params, opt_state=optimizer.init(params), step=jnp.int32(0), key=jax.random.key(3)
+    )
+    return state if shardings is None else jax.device_put(state, shardings)
+
+
+def make_signals(score: np.ndarray) -> StepSignals:
+    n = len(score)
+    return StepSignals(
+        step_return=score.astype(np.float32),
+        score=score.astype(np.float32),
+        prompt_group=np.arange(n, dtype=np.int32) // 4,
+        trajectory=np.arange(n, dtype=np.int32) // 2,
+        valid=np.ones(n, bool),
+        group_ids=np.tile(np.arange(n, dtype=np.int32) // 2, (2, 1)),
+    )
+
+
+def make_steps(n: int = 22, seed: int = 0, score: np.ndarray | None = None) -> dict[str, Any]:
+    """Arguments of ``pack_steps``: n steps with log-probabilities near those of the toy policy."""
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(0, VOCAB, rng.integers(1, 6)) for _ in range(n)]
+    responses = [rng.integers(0, VOCAB, rng.integers(1, 7)) for _ in range(n)]
+    old, ref = [], []
+    for prompt, response in zip(prompts, responses, strict=True):
+        tokens = np.concatenate([prompt, response])[None]
+        logprob, _ = logprobs(init_params(), tokens, np.arange(tokens.shape[1])[None], np.ones_like(tokens))
+        here = np.asarray(logprob[0, len(prompt) :])
+        old.append(here + rng.normal(size=len(response)).astype(np.float32) * 0.1)
+        ref.append(here + rng.normal(size=len(response)).astype(np.float32) * 0.3)
+    score = rng.normal(size=n) if score is None else score
+    return {
+        "prompt_tokens": prompts,
+        "response_tokens": responses,
+        "old_logprob": old,
+        "ref_logprob": ref,
+        "signals": make_signals(score),
+    }
+
+
+def make_batch(
+    config: LearnerConfig, n: int = 22, seed: int = 0, row_multiple: int = 1, **kwargs: Any
+) -> StepBatch:
+    return pack_steps(**make_steps(n, seed, **kwargs), config=config, seed=seed, row_multiple=row_multiple)
