@@ -53,6 +53,11 @@ class TextEnv(Protocol):
         """The prompt for ``observation``, given past (observation, action) pairs, oldest first."""
         ...
 
+    @staticmethod
+    def held_out_tasks(count: int, **kwargs: Any) -> list[int]:
+        """The first ``count`` different tasks of the test split; ``kwargs`` as the environment's own."""
+        ...
+
 
 class IdleAfterEnd(gymnasium.Wrapper[str, str, str, str]):
     """Before the first reset and after an episode's end, a step does nothing and repeats what was last seen.
@@ -122,6 +127,14 @@ def make_vector(env_id: str, num_envs: int, **kwargs: Any) -> TextVectorEnv:
 
 def prompt_format(env_id: str) -> PromptFormat:
     """The environment's ``format_prompt``, without making the environment."""
+    return _creator(env_id).format_prompt
+
+
+def held_out_tasks(env_id: str, count: int, **kwargs: Any) -> list[int]:
+    """Numbers of ``count`` different tasks of the test split: an evaluation panel, the same on any machine."""
+    return _creator(env_id).held_out_tasks(count, **kwargs)
+
+
+def _creator(env_id: str) -> Any:
     entry_point = gymnasium.spec(env_id).entry_point
-    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    return creator.format_prompt  # type: ignore[union-attr]
+    return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point

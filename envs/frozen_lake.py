@@ -193,3 +193,8 @@ class FrozenLakeText(gymnasium.Env[str, str]):
         del info
         past = "".join(f"before {seen}\nyou {action}\n" for seen, action in history)
         return f"{_INSTRUCTION}\n{past}now {observation}\nyou"
+
+    @staticmethod
+    def held_out_tasks(count: int, size: int = 4) -> list[int]:
+        """The first ``count`` test tasks whose maps differ."""
+        return distinct_tasks(count, "test", size)

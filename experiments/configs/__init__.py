@@ -1,0 +1,112 @@
+"""Named experiments: one file each, whose docstring holds the claim, the command, the figures and the cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import pkgutil
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pydantic
+
+from hgpo_jax.config import (
+    EstimatorConfig,
+    GiGPOConfig,
+    GRPOConfig,
+    HGPOConfig,
+    LearnerConfig,
+    LossConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ReinforceConfig,
+    ReturnsConfig,
+    RolloutConfig,
+)
+
+EstimatorName = Literal["hgpo", "gigpo", "grpo", "rloo", "reinforce"]
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+    """The fixed panel of held-out tasks."""
+
+    every: int = 5  # iterations between evaluations during training
+    tasks: int = 128  # of them then
+    final_tasks: int = 200  # before the first iteration and after the last one
+    seed: int = 123  # of the replies' draws
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides a run's result."""
+
+    model: ModelConfig
+    tokenizer: str  # a shipped tokenizer's name, or a path
+    env: str = "hgpo/FrozenLakeText-v0"
+    env_options: dict[str, int] = dataclasses.field(default_factory=dict)
+    iterations: int = 160
+    seed: int = 0
+    estimator: EstimatorName = "hgpo"  # which of the five below is used
+    hgpo: HGPOConfig = HGPOConfig()
+    gigpo: GiGPOConfig = GiGPOConfig()
+    grpo: GRPOConfig = GRPOConfig()
+    rloo: GRPOConfig = GRPOConfig(normalize_std=False, leave_one_out=True)
+    reinforce: ReinforceConfig = ReinforceConfig()
+    returns: ReturnsConfig = ReturnsConfig()
+    loss: LossConfig = LossConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    learner: LearnerConfig = LearnerConfig()
+    mesh: MeshConfig = MeshConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint_every: int = 10  # iterations
+
+    @property
+    def estimator_config(self) -> EstimatorConfig:
+        """The settings of the estimator that ``estimator`` names."""
+        return getattr(self, self.estimator)
+
+    def __post_init__(self) -> None:
+        if self.estimator not in get_args(EstimatorName):
+            raise ValueError(f"estimator is {self.estimator!r}, expected one of {', '.join(get_args(EstimatorName))}")
+        positive = ("iterations", "checkpoint_every")
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but has to be at least 1")
+        if self.rollout.train_sampling.temperature <= 0:
+            raise ValueError("rollout.train_sampling.temperature must be above 0: greedy replies give no gradient")
+
+
+def load_config(name: str) -> RunConfig:
+    """``CONFIG`` of ``experiments/configs/<name>.py``.
+
+    Raises:
+      ValueError: no such file; the message lists those there are.
+    """
+    names = [module.name for module in pkgutil.iter_modules(__path__)]
+    if name not in names:
+        raise ValueError(f"no config named {name!r} in experiments/configs; there are: {', '.join(names)}")
+    return importlib.import_module(f"{__name__}.{name}").CONFIG
+
+
+def config_to_json(config: RunConfig) -> dict[str, Any]:
+    """A plain dict that ``config_from_json`` reads back."""
+    return dataclasses.asdict(config)
+
+
+def config_from_json(path: Path) -> RunConfig:
+    """The resolved config that a run has saved.
+
+    Raises:
+      ValueError: the file is missing, or is not a config of this version; the message names the field.
+    """
+    if not path.exists():
+        raise ValueError(f"{path} is missing: name the folder of a run that train.py has made")
+    try:
+        # Strict in JSON's sense: 1 stays an int, and an unknown field is an error rather than ignored.
+        return pydantic.TypeAdapter(RunConfig).validate_python(json.loads(path.read_text()), extra="forbid")
+    except (pydantic.ValidationError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not a config of this version: {error}") from error

@@ -1,0 +1,105 @@
+"""What a run leaves behind: metrics.jsonl, TensorBoard (and W&B) scalars, the environment it ran in, a figure."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from tensorboardX import SummaryWriter
+
+
+class Records:
+    """Scalars of each iteration, appended to ``metrics.jsonl`` and TensorBoard, and to W&B when asked.
+
+    Args:
+      directory: of the run.
+      resume_at: drop what is recorded for later iterations, so that a resumed run leaves one line for each.
+      wandb: also log there (extra ``wandb``).
+    """
+
+    def __init__(self, directory: Path, resume_at: int | None = None, wandb: bool = False):
+        self.path = directory / "metrics.jsonl"
+        kept = [] if resume_at is None else [r for r in self.read() if r["iteration"] <= resume_at]
+        self.path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        purge = None if resume_at is None else resume_at + 1
+        self._board = SummaryWriter(str(directory / "tensorboard"), purge_step=purge)
+        self._wandb = _start_wandb(directory) if wandb else None
+
+    def add(self, iteration: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes one iteration; arrays (per-level diagnostics) go to metrics.jsonl as lists."""
+        row = {"iteration": iteration} | {k: np.asarray(v).tolist() for k, v in metrics.items()}
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        scalars = {k: v for k, v in row.items() if not isinstance(v, list)}
+        for name, value in scalars.items():
+            self._board.add_scalar(name, value, iteration)
+        if self._wandb is not None:
+            self._wandb.log(scalars, step=iteration)
+        return row
+
+    def read(self) -> list[dict[str, Any]]:
+        """The rows so far; a last line cut short by a kill is left out."""
+        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def close(self) -> None:
+        """Flushes everything."""
+        self._board.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def _start_wandb(directory: Path) -> Any:
+    try:
+        import wandb
+    except ImportError as error:
+        raise ValueError("--wandb needs the extra: pip install 'hgpo_jax[wandb]'") from error
+    return wandb.init(project="hgpo_jax", name=directory.name, dir=str(directory), resume="allow", id=directory.name)
+
+
+def environment() -> dict[str, Any]:
+    """Versions, devices and commit, as they were when the run started."""
+    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnasium", "hgpo_jax")
+    git = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=40"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,  # an installed copy has no repository
+    )
+    return {
+        "commit": git.stdout.strip() or None,
+        "python": platform.python_version(),
+        "machine": platform.platform(),
+        "devices": [str(device) for device in jax.devices()],
+        "versions": {name: importlib.metadata.version(name) for name in names},
+    }
+
+
+def draw_learning_curve(rows: list[dict[str, Any]], title: str, path: Path) -> None:
+    """Success on the training tasks and on the held-out panel, and the share of valid replies, over iterations."""
+    matplotlib.use("Agg")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    curves = (
+        ("train/success", "training tasks (success)", "tab:blue", "-", None),
+        ("train/valid_action_share", "valid replies (share)", "tab:gray", ":", None),
+        ("eval/success", "held-out tasks (success)", "tab:orange", "-", "o"),
+    )
+    for name, label, colour, style, marker in curves:
+        points = [(row["iteration"], row[name]) for row in rows if name in row]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=label, color=colour, linestyle=style, marker=marker)
+    axes.set(xlabel="iteration", ylabel="share", ylim=(0, 1.02), title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="best")
+    figure.savefig(path, dpi=150)
