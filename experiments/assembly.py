@@ -35,7 +35,9 @@ class Rollouts:
                 f"{config.model.vocab_size}: set model.vocab_size to at least the former"
             )
         self._act = make_actor(config.model, self.tokenizer, config.rollout)
-        self._envs = make_vector(config.env, config.rollout.tasks * config.rollout.group_size, **config.env_options)
+        self._envs = make_vector(
+            config.env, config.rollout.tasks * config.rollout.group_size, **config.env_options
+        )
 
     def train(self, params: Any, first_task: int, key: jax.Array) -> tuple[Trajectories, Metrics]:
         """``rollout.tasks`` new tasks, ``rollout.group_size`` rollouts of each."""
@@ -139,7 +141,9 @@ class Learner:
         gap = {}
         if self.config.learner.old_logprob == "recompute":
             old = self._logprobs(self.state.params, packed)
-            difference = np.abs(np.asarray(old) - np.asarray(packed.old_logprob))[np.asarray(packed.loss_mask)]
+            difference = np.abs(np.asarray(old) - np.asarray(packed.old_logprob))[
+                np.asarray(packed.loss_mask)
+            ]
             gap = {"sampler_gap": difference.mean(), "sampler_gap_max": difference.max()}
             packed = with_logprobs(packed, old=old)
         self.state, metrics = self._update(self.state, packed)

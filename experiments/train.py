@@ -100,7 +100,9 @@ def _begin(
         learner.state, meta = checkpoints.restore(learner.state)
         return checkpoints.iterations()[-1], meta["next_task"]
     if checkpoints.iterations():
-        raise ValueError(f"{where} already holds a run: go on with --resume {where}, or choose another --directory")
+        raise ValueError(
+            f"{where} already holds a run: go on with --resume {where}, or choose another --directory"
+        )
     (where / "config.json").write_text(json.dumps(config_to_json(run), indent=2))
     (where / "environment.json").write_text(json.dumps(environment(), indent=2))
     # Each seed has a stream of tasks of its own.
@@ -112,8 +114,14 @@ def _update(learner: Learner, batch: Any, iteration: int) -> dict[str, Any]:
     metrics = learner.learn(batch, iteration)
     if metrics["signal_share"] == 0:
         returns_equal = len(set(batch.reward.tolist())) == 1 and batch.action_valid.all()
-        why = "every return is the same" if returns_equal else "no two steps that share a group differ in return"
-        CONSOLE.print(f"iteration {iteration}: no advantage in the whole batch ({why}); the update is skipped")
+        why = (
+            "every return is the same"
+            if returns_equal
+            else "no two steps that share a group differ in return"
+        )
+        CONSOLE.print(
+            f"iteration {iteration}: no advantage in the whole batch ({why}); the update is skipped"
+        )
     # Per-step arrays stay out of the log: baselines [L, N] are for the laboratory.
     small = {k: v for k, v in metrics.items() if getattr(v, "ndim", 0) < 2}
     return {k if "/" in k else f"update/{k}": v for k, v in small.items()} | {
@@ -183,7 +191,9 @@ def _progress(run: RunConfig, done: int) -> Iterator[Any]:
         yield show
 
 
-def _summarise(run: RunConfig, rows: list[dict[str, Any]], where: Path, seconds: float, compiled: int) -> None:
+def _summarise(
+    run: RunConfig, rows: list[dict[str, Any]], where: Path, seconds: float, compiled: int
+) -> None:
     figure = where / "learning_curve.png"
     draw_learning_curve(rows, f"{run.estimator} on {run.env}, seed {run.seed}", figure)
     table = Table(title=f"{run.estimator}, {run.iterations} iterations")
@@ -194,7 +204,9 @@ def _summarise(run: RunConfig, rows: list[dict[str, Any]], where: Path, seconds:
         first, last = rows[0][f"eval/{name}"], rows[-1][f"eval/{name}"]
         table.add_row(name.replace("_", " "), f"{first:.3f}", f"{last:.3f}")
     CONSOLE.print(table)
-    CONSOLE.print(f"{seconds:.0f} s in this process, {compiled} programs compiled. Figure: {figure}", soft_wrap=True)
+    CONSOLE.print(
+        f"{seconds:.0f} s in this process, {compiled} programs compiled. Figure: {figure}", soft_wrap=True
+    )
 
 
 def main(argv: list[str] | None = None) -> None:

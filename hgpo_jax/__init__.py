@@ -1,0 +1,25 @@
+"""HGPO and its rivals for language-model agents, in JAX.
+
+The names here are what another trainer needs; the parts of a whole run are in ``estimators`` (advantages), ``policy``
+(decoder, sampler, tokenizer), ``rollout`` (environments to batches) and ``learner`` (losses, the sharded update).
+"""
+
+from hgpo_jax.config import GiGPOConfig, GRPOConfig, HGPOConfig, ReinforceConfig
+from hgpo_jax.estimators import compute_advantages, group_steps, make_estimator, step_returns, step_signals
+from hgpo_jax.types import StepBatch, StepSignals, TrainState, Trajectories
+
+__all__ = [
+    "GRPOConfig",
+    "GiGPOConfig",
+    "HGPOConfig",
+    "ReinforceConfig",
+    "StepBatch",
+    "StepSignals",
+    "TrainState",
+    "Trajectories",
+    "compute_advantages",
+    "group_steps",
+    "make_estimator",
+    "step_returns",
+    "step_signals",
+]

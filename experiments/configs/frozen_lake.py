@@ -28,7 +28,7 @@ CONFIG = RunConfig(
     # No reference: the start is random, and a pull toward it only slows learning.
     loss=LossConfig(kl_coef=0.0, entropy_coef=0.001),
     optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=10),
-    learner=LearnerConfig(minibatch_steps=256, row_length=512, old_logprob="behavior"),
+    learner=LearnerConfig(minibatch_steps=256, row_length=256, old_logprob="behavior"),
     rollout=RolloutConfig(
         tasks=16,
         group_size=8,

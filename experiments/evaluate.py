@@ -1,0 +1,73 @@
+"""Evaluate a trained run on its held-out panel, over several seeds of the replies' draws.
+
+    python -m experiments.evaluate runs/hgpo-FrozenLakeText-seed0 --which best --seeds 123 456 789
+
+Prints mean and standard deviation over seeds and writes evaluation.json into the run's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from experiments.assembly import Learner, Rollouts
+from experiments.configs import config_from_json
+from hgpo_jax.learner.checkpoint import Checkpoints
+
+CONSOLE = Console()
+REPORTED = ("success", "episode_return", "episode_length", "valid_action_share", "response_length")
+
+
+def evaluate(
+    run: Annotated[Path, tyro.conf.Positional],
+    which: Literal["best", "latest"] = "best",
+    tasks: int = 200,
+    seeds: tuple[int, ...] = (123, 456, 789),
+) -> dict[str, list[float]]:
+    """Returns each metric's value per seed.
+
+    Args:
+      run: a folder that train.py has made.
+      which: checkpoint to load; best is by success on the panel during training.
+      tasks: how many held-out tasks.
+      seeds: of the draws, one pass over the tasks each.
+    """
+    if not seeds or tasks < 1:
+        raise ValueError(
+            f"evaluation needs at least one seed and one task, got seeds {seeds} and tasks {tasks}"
+        )
+    config = config_from_json(run / "config.json")
+    learner, rollouts = Learner(config), Rollouts(config)
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        params, _ = checkpoints.restore_params(learner.state.params, which)
+    passes = [rollouts.evaluate(params, tasks, seed)[1] for seed in seeds]
+    figures = {name: [float(metrics[name]) for metrics in passes] for name in REPORTED}
+    record = {"which": which, "tasks": tasks, "seeds": list(seeds), "metrics": figures}
+    (run / "evaluation.json").write_text(json.dumps(record, indent=2))
+    table = Table(title=f"{run}, {which} checkpoint, {tasks} held-out tasks, {len(seeds)} seeds")
+    for column in ("metric", "mean", "std over seeds"):
+        table.add_column(column, justify="left" if column == "metric" else "right")
+    for name, values in figures.items():
+        table.add_row(name.replace("_", " "), f"{np.mean(values):.3f}", f"{np.std(values):.3f}")
+    CONSOLE.print(table)
+    return figures
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+    try:
+        tyro.cli(evaluate, args=argv, description=__doc__)
+    except ValueError as error:
+        CONSOLE.print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Replay a batch that ``train.py --dump-rollouts`` has written: other estimators on it, and one update.
+
+    python -m experiments.replay runs/NAME 12
+
+Every estimator of the run's config takes the same steps; the table shows what each makes of them. With ``--update``
+the run's latest checkpoint takes one update on the batch (nothing is saved), and the metrics are printed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated, get_args
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from experiments.assembly import Learner
+from experiments.configs import EstimatorName, RunConfig, config_from_json
+from hgpo_jax.estimators import compute_advantages
+from hgpo_jax.learner.checkpoint import Checkpoints
+from hgpo_jax.types import Metrics, Trajectories
+
+CONSOLE = Console()
+
+
+def advantages_of(config: RunConfig, batch: Trajectories) -> np.ndarray:
+    """f32 [N]: what ``config.estimator`` makes of a recorded batch."""
+    return compute_advantages(
+        batch.anchor_state,
+        batch.prompt_group,
+        batch.trajectory,
+        batch.reward,
+        batch.action_valid,
+        step=batch.step,
+        estimator=config.estimator_config,
+        gamma=config.returns.gamma,
+        invalid_action_penalty=config.returns.invalid_action_penalty,
+    )
+
+
+def replay(
+    run: Annotated[Path, tyro.conf.Positional],
+    iteration: Annotated[int, tyro.conf.Positional],
+    update: bool = False,
+) -> Metrics:
+    """Compares the estimators on one iteration's batch.
+
+    Args:
+      run: a folder that train.py has made with --dump-rollouts.
+      iteration: whose batch.
+      update: also take one update with the latest checkpoint's state.
+    """
+    config = config_from_json(run / "config.json")
+    batch = Trajectories.load(run / "rollouts" / f"{iteration:05d}.npz")
+    names = get_args(EstimatorName)
+    advantages = {name: advantages_of(dataclasses.replace(config, estimator=name), batch) for name in names}
+    table = Table(title=f"iteration {iteration}: {batch.num_steps} steps")
+    for column in ("estimator", "mean", "std", "share with signal", f"correlation with {config.estimator}"):
+        table.add_column(column, justify="left" if column == "estimator" else "right")
+    own = advantages[config.estimator]
+    for name, values in advantages.items():
+        varies = values.std() > 0 and own.std() > 0
+        correlation = f"{np.corrcoef(values, own)[0, 1]:.3f}" if varies else "-"
+        signal = f"{(values != 0).mean():.3f}"
+        table.add_row(name, f"{values.mean():.3f}", f"{values.std():.3f}", signal, correlation)
+    CONSOLE.print(table)
+    return _update(config, run, batch, iteration) if update else {}
+
+
+def _update(config: RunConfig, run: Path, batch: Trajectories, iteration: int) -> Metrics:
+    learner = Learner(config)
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        learner.state, _ = checkpoints.restore(learner.state)
+    metrics = {k: v for k, v in learner.learn(batch, iteration).items() if np.ndim(v) == 0}
+    for name, value in metrics.items():
+        CONSOLE.print(f"{name:32s} {float(value): .6g}")
+    return metrics
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+    try:
+        tyro.cli(replay, args=argv, description=__doc__)
+    except (ValueError, FloatingPointError, FileNotFoundError) as error:
+        CONSOLE.print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""The loop end to end: a run, its folder, stopping and resuming, and what a user may get wrong."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import numpy as np
+import pytest
+from tiny import SETTINGS, rows, start, wait_for
+
+from experiments import evaluate, replay, train
+from experiments.assembly import Learner
+from experiments.configs import config_from_json, config_to_json, load_config
+from hgpo_jax.learner.checkpoint import Checkpoints
+from hgpo_jax.types import Trajectories
+
+
+def final_state(directory: Path) -> Any:
+    learner = Learner(config_from_json(directory / "config.json"))
+    with Checkpoints(directory / "checkpoints") as checkpoints:
+        state, meta = checkpoints.restore(learner.state)
+    return state, meta
+
+
+def error_of(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as stop:
+        train.main(args)
+    assert stop.value.code == 2
+    return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("runs") / "whole"
+    process = start(*SETTINGS, "--iterations", "4", "--directory", str(directory), "--dump-rollouts")
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output
+    assert "held-out tasks" in output
+    return directory
+
+
+@pytest.mark.slow
+def test_run_leaves_a_complete_folder(finished: Path) -> None:
+    recorded = rows(finished)
+    assert [row["iteration"] for row in recorded] == [0, 1, 2, 3, 4]
+    assert ["eval/success" in row for row in recorded] == [True, False, True, False, True]
+    wanted = {"train/success", "train/episode_length", "train/valid_action_share", "train/tokens_per_second"}
+    assert all(wanted <= row.keys() for row in recorded[1:])
+    # Behaviour log-probabilities come from the sampler: learner and sampler run the same model.
+    assert all(row["update/sampler_gap_max"] < 1e-4 for row in recorded[1:])
+    environment = json.loads((finished / "environment.json").read_text())
+    assert environment["versions"]["jax"] == jax.__version__
+    assert (finished / "learning_curve.png").stat().st_size > 5_000
+    assert list((finished / "tensorboard").glob("events*"))
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_run_ends_with_the_same_parameters(finished: Path, tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+    process = start(*SETTINGS, "--iterations", "4", "--directory", str(killed))
+    wait_for(lambda: len(rows(killed)) >= 3 and any((killed / "checkpoints").glob("[0-9]*")), process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert len(rows(killed)) < 5, "the run was over before it could be killed"
+    process = start("--resume", str(killed))
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output
+    (state, meta), (expected, expected_meta) = final_state(killed), final_state(finished)
+    chex.assert_trees_all_equal(state.params, expected.params)
+    chex.assert_trees_all_equal(state.opt_state, expected.opt_state)
+    assert meta["next_task"] == expected_meta["next_task"] == 8
+    assert [row["iteration"] for row in rows(killed)] == [0, 1, 2, 3, 4]
+    timing = ("seconds", "tokens_per_second")
+    for row, other in zip(rows(killed), rows(finished), strict=True):
+        assert {k: v for k, v in row.items() if not k.endswith(timing)} == {
+            k: v for k, v in other.items() if not k.endswith(timing)
+        }
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_says_how_to_resume(tmp_path: Path) -> None:
+    process = start(
+        *SETTINGS, "--checkpoint-every", "1000", "--iterations", "1000", "--directory", str(tmp_path)
+    )
+    wait_for(lambda: len(rows(tmp_path)) >= 2, process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert f"--resume {tmp_path}" in output
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        assert checkpoints.iterations() == [rows(tmp_path)[-1]["iteration"]]
+
+
+@pytest.mark.slow
+def test_replayed_update_is_the_recorded_one(finished: Path) -> None:
+    config = config_from_json(finished / "config.json")
+    batch = Trajectories.load(finished / "rollouts" / "00001.npz")
+    metrics = Learner(config).learn(batch, 1)
+    row = rows(finished)[1]
+    for name in ("loss", "grad_norm", "advantage_std", "signal_share"):
+        np.testing.assert_allclose(metrics[name], row[f"update/{name}"], rtol=1e-4, err_msg=name)
+    assert replay.replay(finished, 4, update=True)["optimizer_steps"] >= 1
+
+
+@pytest.mark.slow
+def test_evaluation_of_a_run(finished: Path) -> None:
+    figures = evaluate.evaluate(finished, "latest", tasks=4, seeds=(123, 456))
+    assert figures["success"][0] == rows(finished)[-1]["eval/success"], "seed 123 is the one used in training"
+    assert json.loads((finished / "evaluation.json").read_text())["metrics"] == figures
+    with pytest.raises(ValueError, match="at least one seed"):
+        evaluate.evaluate(finished, seeds=())
+
+
+@pytest.mark.slow
+def test_checkpoint_of_another_model(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = error_of(["--resume", str(finished), "--model.hidden-size", "32"], capsys)
+    assert "does not fit" in message
+    assert "config" in message
+
+
+@pytest.mark.slow
+def test_a_folder_with_a_run_is_not_overwritten(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "already holds a run" in error_of([*SETTINGS, "--directory", str(finished)], capsys)
+
+
+@pytest.mark.slow
+def test_a_run_needs_few_compilations(tmp_path: Path) -> None:
+    count = train._count_compilations()
+    train.main([*SETTINGS, "--iterations", "2", "--directory", str(tmp_path / "a")])
+    assert len(rows(tmp_path / "a")) == 3
+    first = len(count)
+    assert 0 < first <= 40
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["frozen_lakes"], "no config named 'frozen_lakes' in experiments/configs; there are: frozen_lake"),
+        (["--resume", "nowhere"], "nowhere/config.json is missing"),
+        (["--mesh.data", "3", "--mesh.tensor", "7"], "devices"),
+        (["--model.vocab-size", "5"], "set model.vocab_size"),
+        (["--tokenizer", "none"], "frozen_lake"),
+        (["--iterations", "0"], "iterations is 0"),
+        (["--hgpo.alpha", "-1"], "alpha"),
+        (["--hgpo.context-length", "-1"], "context_length"),
+        (["--rollout.train-sampling.temperature", "0"], "temperature must be above 0"),
+    ],
+)
+def test_bad_settings_name_the_remedy(
+    args: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    extra = [] if "--resume" in args else ["--directory", str(tmp_path / "run")]
+    assert words in error_of([*args, *extra], capsys)
+
+
+@pytest.mark.slow
+def test_batch_without_advantage_skips_the_update(capsys: pytest.CaptureFixture[str]) -> None:
+    config = load_config("frozen_lake")
+    learner = Learner(config)
+    before = jax.device_get((learner.state.params, learner.state.opt_state))
+    prompt, reply = np.arange(3, 9, dtype=np.int32), np.array([5, 1], np.int32)
+    n = 8
+    batch = Trajectories(
+        anchor_state=np.array(["same"] * n, object),
+        prompt_group=np.zeros(n, np.int32),
+        trajectory=np.arange(n, dtype=np.int32),
+        step=np.zeros(n, np.int32),
+        reward=np.zeros(n, np.float32),
+        terminated=np.ones(n, bool),
+        truncated=np.zeros(n, bool),
+        action_valid=np.ones(n, bool),
+        prompt_tokens=[prompt] * n,
+        response_tokens=[reply] * n,
+        behavior_logprob=[np.full(2, -1.0, np.float32)] * n,
+    )
+    row = train._update(learner, batch, 7)
+    assert row["update/signal_share"] == 0
+    assert row["update/optimizer_steps"] == 0
+    chex.assert_trees_all_equal((learner.state.params, learner.state.opt_state), before)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "iteration 7: no advantage in the whole batch (every return is the same)" in said
+
+
+def test_config_survives_json(tmp_path: Path) -> None:
+    config = load_config("frozen_lake")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config_to_json(config)))
+    assert config_from_json(path) == config
+    path.write_text(json.dumps(config_to_json(config) | {"sed": 1}))
+    with pytest.raises(ValueError, match="sed"):
+        config_from_json(path)

@@ -1,0 +1,158 @@
+"""The check of recordings: exit codes, damaged files, unknown names, and the two deliberate differences."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.replay_advantages import TOLERANCE, parse_output
+from experiments.verify import main
+from hgpo_jax.config import GiGPOConfig, GRPOConfig, HGPOConfig
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "advantages"
+KEPT = ("hgpo/K=1/alpha=1.0/mean_norm/base=False", "episode_across_steps/mean_std_norm")
+
+
+@pytest.fixture
+def recording():
+    """A recorded batch with two of its outputs: quick to replay."""
+    with np.load(GOLDEN / "ordered_sparse.npz") as archive:
+        return {name: archive[name] for name in archive.files if "/" not in name or name in KEPT}
+
+
+def verify(directory, capsys, **recordings):
+    for name, recording in recordings.items():
+        np.savez(directory / f"{name}.npz", **recording)
+    code = main(["advantages", str(directory)])
+    return code, " ".join(capsys.readouterr().out.split())
+
+
+def test_a_faithful_recording_passes(tmp_path, capsys, recording):
+    code, printed = verify(tmp_path, capsys, good=recording)
+    assert code == 0
+    assert "good.npz │ 170 │ 4 │" in printed
+    assert "ok" in printed
+
+
+@pytest.mark.parametrize("name", [*KEPT, "discounted_return", "step_return"])
+def test_one_value_off_fails(tmp_path, capsys, recording, name):
+    changed = recording[name].copy()
+    changed[5] += 3 * TOLERANCE
+    code, printed = verify(tmp_path, capsys, good=recording, bad=recording | {name: changed})
+    assert code == 1
+    assert f"bad.npz: FAILED: {name}: 1 of 170 values differ, most at step 5" in printed
+    assert "good.npz: FAILED" not in printed
+
+
+def test_relative_differences_pass_and_nan_fails(tmp_path, capsys, recording):
+    large = recording["discounted_return"] * np.float32(1 + 1e-5)
+    assert verify(tmp_path, capsys, batch=recording | {"discounted_return": large})[0] == 0
+    lost = recording[KEPT[0]].copy()
+    lost[0] = np.nan
+    assert verify(tmp_path, capsys, batch=recording | {KEPT[0]: lost})[0] == 1
+
+
+def test_nothing_compared_fails(tmp_path, capsys, recording):
+    assert "nothing was compared" in verify(tmp_path, capsys)[1]
+    assert "no such directory" in verify(tmp_path / "absent", capsys)[1]
+    inputs = {name: x for name, x in recording.items() if "/" not in name}
+    code, printed = verify(tmp_path, capsys, inputs=inputs)
+    assert code == 1
+    assert "holds no estimator's output" in printed
+
+
+@pytest.mark.parametrize(
+    "name", ["hgpo/K=1/alpha=1.0/median_norm/base=False", "ppo/mean_norm", "hgpo/K=-1/alpha=1.0"]
+)
+def test_unknown_outputs_are_named(tmp_path, capsys, recording, name):
+    code, printed = verify(tmp_path, capsys, batch=recording | {name: recording[KEPT[0]]})
+    assert code == 1
+    assert f"unknown output {name}" in printed
+
+
+def test_damaged_files_are_named(tmp_path, capsys, recording):
+    np.savez(tmp_path / "cut.npz", **recording)
+    whole = (tmp_path / "cut.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.npz").write_text("not an archive")
+    (tmp_path / "flipped.npz").write_bytes(whole[:3000] + b"\xff" * 64 + whole[3064:])
+    with (tmp_path / "array.npz").open("wb") as file:
+        np.save(file, np.zeros(3))
+    broken = {
+        "lacking": {name: x for name, x in recording.items() if name != "gamma"},
+        "short": recording | {KEPT[0]: recording[KEPT[0]][1:]},
+        "pickled": recording | {"state": recording["state"].astype(object)},
+        "torn": recording | {"group": np.arange(170)},
+        "unfinished": recording | {"reward": np.full(170, np.nan, np.float32)},
+    }
+    code, printed = verify(tmp_path, capsys, **broken)
+    assert code == 1
+    for name in ("cut", "text", "flipped", "array", *broken):
+        assert f"{name}.npz: FAILED: damaged:" in printed
+
+
+def test_names_become_settings():
+    assert parse_output("hgpo/K=12/alpha=0.25/mean_norm/base=True") == HGPOConfig(12, 0.25, False, 2, True)
+    assert parse_output("gigpo/w=2/mean_std_norm") == GiGPOConfig(2.0, True)
+    assert parse_output("episode_across_trajectories/mean_norm") == GRPOConfig(False, over="trajectories")
+    assert parse_output("hgpo/K=1/alpha=x/mean_norm/base=True") is None
+
+
+def single_step_batch(states, returns, **outputs):
+    """Rollouts of one step each, one task unless told otherwise."""
+    steps = len(returns)
+    returns = np.array(returns, np.float32)
+    inputs = {
+        "state": np.array(list(states)),
+        "group": np.zeros(steps, np.int32),
+        "trajectory": np.arange(steps, dtype=np.int32),
+        "reward": returns,
+        "action_valid": np.ones(steps, bool),
+        "gamma": np.float32(0.95),
+    }
+    return inputs | {"discounted_return": returns, "step_return": returns} | outputs
+
+
+def test_raw_scores_of_single_step_groups_are_told_apart(tmp_path, capsys):
+    batch = single_step_batch("xyz", [4, 2, 7])
+    batch["group"] = np.array([0, 0, 1], np.int32)
+    for name, alone in {
+        "episode_across_steps/mean_norm": 7,
+        "episode_across_trajectories/mean_norm": 7,
+    }.items():
+        batch[name] = np.array([1, -1, alone], np.float32)
+    batch["gigpo/w=1.0/mean_norm"] = np.array([1, -1, 7], np.float32)
+    batch["hgpo/K=0/alpha=1.0/mean_norm/base=True"] = np.array([1, -1, 7], np.float32)
+    code, printed = verify(tmp_path, capsys, batch=batch)
+    assert code == 0
+    assert "4 values differ on purpose: a prompt group with a single step" in printed
+    batch["gigpo/w=1.0/mean_norm"] = np.array([1, -1, 6], np.float32)
+    assert verify(tmp_path, capsys, batch=batch)[0] == 1
+
+
+def test_residues_of_equal_returns_are_told_apart(tmp_path, capsys):
+    """Three equal returns in state x: there a residue of 1 ulp, 0.488 after the division; here exactly 0."""
+    returns = [9.9, 9.9, 9.9, 1.0]
+    episode = (np.array(returns) - np.mean(returns)) / np.std(returns, ddof=1)
+    mixed = np.append((episode[:3] + 2 * 0.488) / 3, episode[3])  # base weighs 1, state x weighs 2
+    batch = single_step_batch("xxxy", returns)
+    batch["hgpo/K=0/alpha=0.0/mean_std_norm/base=False"] = np.array([0.488, 0.488, 0.488, 0], np.float32)
+    batch["hgpo/K=0/alpha=1.0/mean_std_norm/base=True"] = mixed.astype(np.float32)
+    batch["gigpo/w=1.0/mean_std_norm"] = np.add(episode, [0.4, 0.4, 0.4, 0]).astype(np.float32)
+    mean_norm = (np.array(returns) - np.mean(returns)) / [
+        3,
+        3,
+        3,
+        1,
+    ]  # a residue of 1e-6 takes its full weight
+    batch["hgpo/K=0/alpha=1.0/mean_norm/base=True"] = mean_norm.astype(np.float32)
+    code, printed = verify(tmp_path, capsys, batch=batch)
+    assert code == 0
+    assert "12 values differ on purpose: a step on the mean" in printed
+    for name, change in {
+        "hgpo/K=0/alpha=0.0/mean_std_norm/base=False": [0.6, 0, 0, 0],  # more than a residue can reach
+        "hgpo/K=0/alpha=1.0/mean_norm/base=True": [0, 1e-3, 0, 0],
+        "gigpo/w=1.0/mean_std_norm": [0, 0, 0, 1e-3],  # y is alone: no group, no residue
+    }.items():
+        changed = batch | {name: batch[name] + np.array(change, np.float32)}
+        assert verify(tmp_path, capsys, batch=changed)[0] == 1
