@@ -1,0 +1,242 @@
+import dataclasses
+import functools
+
+import chex
+import flax.linen as nn
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference_decoder import TINY, random_params, reference_logits
+
+from hgpo_jax.policy import transformer
+from hgpo_jax.policy.transformer import (
+    Transformer,
+    abstract_params,
+    init_cache,
+    init_params,
+    response_logprobs,
+    rotary_angles,
+    rotate,
+)
+
+B, T = 2, 9
+UNTIED = dataclasses.replace(TINY, tie_word_embeddings=False)
+
+
+def rows(seed=0):
+    """Tokens, positions and segment ids i32 [2, 9]: one row has segments 1, 2 and padding, one a segment."""
+    tokens = np.random.default_rng(seed).integers(0, TINY.vocab_size, (B, T)).astype(np.int32)
+    positions = np.array([[0, 1, 2, 3, 0, 1, 2, 0, 0], range(T)], np.int32)
+    segment_ids = np.array([[1, 1, 1, 1, 2, 2, 2, 0, 0], [1] * T], np.int32)
+    return tokens, positions, segment_ids
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def apply(config, params, *inputs):
+    return Transformer(config).apply({"params": params}, *inputs)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits_of(config, params, *inputs):
+    hidden, _ = apply(config, params, *inputs)
+    return Transformer(config).apply({"params": params}, hidden, method="unembed")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
+def test_agrees_with_a_slow_decoder(num_kv_heads, tied):
+    config = dataclasses.replace(TINY, num_kv_heads=num_kv_heads, tie_word_embeddings=tied)
+    params, inputs = random_params(config), rows()
+    logits = logits_of(config, params, *inputs)
+    chex.assert_shape(logits, (B, T, TINY.vocab_size))
+    chex.assert_type(logits, jnp.float32)
+    real = inputs[2] > 0
+    want = reference_logits(config, params, *inputs)
+    np.testing.assert_allclose(logits[real], want[real], atol=2e-5, rtol=2e-5)
+
+
+def test_rotation_by_hand():
+    """One pair, position 1, frequency 1: the unit vector turns by one radian; position 0 does nothing."""
+    x = jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)
+    turned = rotate(x, rotary_angles(jnp.array([[1]]), head_dim=2, theta=10.0))
+    np.testing.assert_allclose(turned.ravel(), [np.cos(1), np.sin(1)], atol=1e-6)
+    np.testing.assert_array_equal(rotate(x, rotary_angles(jnp.array([[0]]), head_dim=2, theta=10.0)), x)
+
+
+def test_a_token_sees_only_what_precedes_it_in_its_segment():
+    params, (tokens, positions, segment_ids) = random_params(TINY), rows()
+    hidden, _ = apply(TINY, params, tokens, positions, segment_ids)
+    other = tokens.copy()
+    other[0, 2] = (other[0, 2] + 1) % TINY.vocab_size  # in segment 1 of row 0, at t = 2
+    changed, _ = apply(TINY, params, other, positions, segment_ids)
+    differs = (np.abs(hidden - changed) > 1e-6).any(axis=-1) & (segment_ids > 0)
+    np.testing.assert_array_equal(differs[0], [0, 0, 1, 1, 0, 0, 0, 0, 0])
+    assert not differs[1].any()
+
+
+def test_packed_segments_are_separate_rows():
+    params, (tokens, positions, segment_ids) = random_params(TINY), rows()
+    packed = logits_of(TINY, params, tokens, positions, segment_ids)
+    for at in (slice(0, 4), slice(4, 7)):
+        alone = logits_of(TINY, params, tokens[:1, at], positions[:1, at], np.ones_like(tokens[:1, at]))
+        np.testing.assert_allclose(packed[:1, at], alone, atol=1e-5)
+
+
+def test_left_padding_changes_nothing():
+    params, (tokens, positions, segment_ids) = random_params(TINY), rows()
+    plain = logits_of(TINY, params, tokens, positions, segment_ids)
+    padded = [np.pad(x, ((0, 0), (3, 0))) for x in (tokens, positions, segment_ids)]
+    shifted, real = logits_of(TINY, params, *padded)[:, 3:], segment_ids > 0
+    np.testing.assert_allclose(shifted[real], plain[real], atol=1e-5)
+
+
+@pytest.mark.parametrize("chunks", [(4, 1, 1, 1, 1, 1), (5, 4), (9,)])
+def test_decoding_with_a_cache_equals_the_whole_forward(chunks):
+    """The cache has more slots than are written; row 0 is padded on the left."""
+    params, tokens = random_params(TINY), rows()[0]
+    positions = np.stack([np.maximum(np.arange(T) - 2, 0), np.arange(T)]).astype(np.int32)
+    segment_ids = np.array([[0] * 2 + [1] * 7, [1] * 9], np.int32)
+    want, none = apply(TINY, params, tokens, positions, segment_ids)
+    assert none is None
+    cache, got, start = init_cache(TINY, B, 12), [], 0
+    for size in chunks:
+        part = [x[:, start : start + size] for x in (tokens, positions, segment_ids)]
+        hidden, cache = apply(TINY, params, *part, cache)
+        got.append(hidden)
+        start += size
+    np.testing.assert_allclose(jnp.concatenate(got, 1)[segment_ids > 0], want[segment_ids > 0], atol=1e-5)
+    chex.assert_shape(cache.key, (2, B, 12, TINY.num_kv_heads, TINY.head_dim))
+    assert cache.length == T
+    np.testing.assert_array_equal(cache.segment_ids, np.pad(segment_ids, ((0, 0), (0, 3))))
+
+
+def test_parameters_and_their_logical_axes():
+    """The tree that checkpoints are loaded into and that the sharding table maps."""
+    boxed = abstract_params(UNTIED)
+    axes = jax.tree.map(
+        lambda x: tuple(x), nn.get_partition_spec(boxed), is_leaf=lambda x: not isinstance(x, dict)
+    )
+    q = {"kernel": ("layers", "embed", "heads", "head_dim"), "bias": ("layers", "heads", "head_dim")}
+    kv = {"kernel": ("layers", "embed", "kv_heads", "head_dim"), "bias": ("layers", "kv_heads", "head_dim")}
+    wide, norm = {"kernel": ("layers", "embed", "mlp")}, {"scale": ("layers", "embed")}
+    assert axes == {
+        "embed": ("vocab", "embed"),
+        "layers": {
+            "attention": {
+                "q": q,
+                "k": kv,
+                "v": kv,
+                "o": {"kernel": ("layers", "heads", "head_dim", "embed")},
+            },
+            "attention_norm": norm,
+            "mlp": {"gate": wide, "up": wide, "down": {"kernel": ("layers", "mlp", "embed")}},
+            "mlp_norm": norm,
+        },
+        "final_norm": {"scale": ("embed",)},
+        "unembed": ("embed", "vocab"),
+    }
+    params = init_params(UNTIED, jax.random.key(0))
+    chex.assert_trees_all_equal_shapes_and_dtypes(params, nn.unbox(boxed))
+    chex.assert_type(jax.tree.leaves(params), jnp.float32)
+    chex.assert_shape(params["layers"]["attention"]["q"]["kernel"], (2, 16, 4, 4))
+    chex.assert_shape(params["layers"]["attention"]["k"]["bias"], (2, 2, 4))
+    chex.assert_shape(params["layers"]["attention"]["o"]["kernel"], (2, 4, 4, 16))
+    assert "unembed" not in init_params(TINY, jax.random.key(0))
+
+
+def test_initialisation_is_finite_random_and_near_uniform():
+    params = init_params(TINY, jax.random.key(0))
+    chex.assert_tree_all_finite(params)
+    kernel = params["layers"]["mlp"]["gate"]["kernel"]
+    assert not np.allclose(kernel[0], kernel[1])  # each layer has a key of its own
+    _, entropy = jax.jit(functools.partial(response_logprobs, TINY))(params, *rows())
+    assert entropy[1, 1:].min() > 0.95 * np.log(TINY.vocab_size)
+
+
+def test_remat_changes_no_gradient():
+    params, inputs = random_params(TINY), rows()
+
+    def gradient(config):
+        return jax.jit(jax.grad(lambda p: response_logprobs(config, p, *inputs)[0].sum()))(params)
+
+    remat = dataclasses.replace(TINY, remat=True)
+    chex.assert_trees_all_close(gradient(remat), gradient(TINY), rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16_computes_in_bfloat16_and_returns_float32_logits():
+    params, inputs = random_params(TINY), rows()
+    half = dataclasses.replace(TINY, dtype="bfloat16")
+    hidden, cache = apply(half, params, *inputs, init_cache(half, B, T))
+    chex.assert_type([hidden, cache.key], jnp.bfloat16)
+    logits, exact = logits_of(half, params, *inputs), logits_of(TINY, params, *inputs)
+    chex.assert_type(logits, jnp.float32)
+    real = inputs[2] > 0
+    assert np.abs(logits - exact)[real].max() < 0.05 * np.abs(exact).max()
+
+
+def test_depth_lengthens_no_program():
+    """The gradient of 2 and of 8 layers is the same number of equations, scans counted inside."""
+
+    def equations(jaxpr):
+        return sum(1 + sum(map(equations, jax.extend.core.jaxprs_in_params(e.params))) for e in jaxpr.eqns)
+
+    def size(num_layers):
+        config = dataclasses.replace(TINY, num_layers=num_layers)
+        params = nn.unbox(abstract_params(config))
+        loss = jax.grad(lambda p: response_logprobs(config, p, *rows())[0].sum())
+        return equations(jax.make_jaxpr(loss)(params).jaxpr)
+
+    assert size(2) == size(8) > 100
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.4, 0.0])
+def test_response_logprobs_align_with_the_predicted_token(temperature):
+    params, (tokens, positions, segment_ids) = random_params(TINY), rows()
+    score = jax.jit(functools.partial(response_logprobs, TINY))
+    logprob, entropy = score(params, tokens, positions, segment_ids, temperature)
+    chex.assert_shape([logprob, entropy], (B, T))
+    logits = reference_logits(TINY, params, tokens, positions, segment_ids) / (temperature or 1.0)
+    full = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    for b in range(B):
+        for t in range(T):
+            first = t == 0 or segment_ids[b, t] != segment_ids[b, t - 1]
+            if first or segment_ids[b, t] == 0:
+                assert logprob[b, t] == entropy[b, t] == 0
+            else:
+                before = full[b, t - 1]
+                np.testing.assert_allclose(logprob[b, t], before[tokens[b, t]], rtol=2e-5, atol=2e-5)
+                np.testing.assert_allclose(
+                    entropy[b, t], -(np.exp(before) * before).sum(), rtol=2e-4, atol=2e-5
+                )
+
+
+def test_logits_in_chunks_change_nothing(monkeypatch):
+    params, inputs = random_params(TINY), rows()
+
+    def value_and_gradient():
+        loss = jax.value_and_grad(lambda p: sum(x.sum() for x in response_logprobs(TINY, p, *inputs)))
+        return jax.jit(loss)(params)
+
+    whole = value_and_gradient()
+    monkeypatch.setattr(transformer, "_LOGITS_PER_ROW", 3 * TINY.vocab_size)  # three chunks of three tokens
+    chex.assert_trees_all_close(value_and_gradient(), whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("num_kv_heads", 3, "multiple of num_kv_heads"),
+        ("head_dim", 5, "head_dim is 5"),
+        ("num_layers", 0, "num_layers is 0"),
+        ("vocab_size", -1, "vocab_size is -1"),
+        ("dtype", "float16", "dtype is 'float16'"),
+        ("rope_theta", 0.0, "rope_theta"),
+    ],
+)
+def test_a_bad_config_names_the_field(field, value, message):
+    config = dataclasses.replace(TINY, **{field: value})
+    for use in (abstract_params, lambda c: init_params(c, jax.random.key(0))):
+        with pytest.raises(ValueError, match=message):
+            use(config)
