@@ -79,10 +79,10 @@ def parse_output(name: str) -> EstimatorConfig | None:
 
 def _load(path: Path) -> dict[str, np.ndarray]:
     """All arrays of a recording, with shapes checked; no pickled objects."""
-    archive = np.load(path, allow_pickle=False)
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise ValueError("not a .npz archive")
-    with archive:
+    with path.open("rb") as file:  # np.load leaves a damaged file open when it is given the path
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("not a .npz archive")
         recording = {name: archive[name] for name in archive.files}
     missing = [name for name in (*PER_STEP, "gamma") if name not in recording]
     if missing:

@@ -1,4 +1,4 @@
-"""Slow oracles: plain loops over steps in float64, written from the definitions and sharing no code with the package."""
+"""Slow oracles: plain loops in float64, written from the definitions; they share no code with the package."""
 
 from __future__ import annotations
 
@@ -50,9 +50,7 @@ def contexts(state: Any, trajectory: Any, k: int, step: Any = None) -> list[tupl
     return result
 
 
-def groups(
-    state: Any, prompt_group: Any, trajectory: Any, k: int | None, step: Any = None
-) -> list[list[int]]:
+def groups(state: Any, prompt_group: Any, trajectory: Any, k: int | None, step: Any = None) -> list[list[int]]:
     """The groups of two or more at level k (None: the prompt groups), each a list of steps."""
     members = defaultdict(list)
     context = [()] * len(state) if k is None else contexts(state, trajectory, k, step)
@@ -124,7 +122,7 @@ def grpo(
     normalize_std: bool,
     leave_one_out: bool,
 ) -> np.ndarray:
-    """Scores against those of the prompt group's steps, or of its trajectories' first steps in batch order."""
+    """Scores against those of the prompt group's steps, or of its trajectories' first steps."""
     result = np.zeros(len(score))
     first = {label: steps[0] for label, steps in trajectories(trajectory).items()}
     for group in set(prompt_group):

@@ -104,9 +104,7 @@ def step_signals(
     Raises:
       ValueError: as `group_steps` and `step_returns`; size below N.
     """
-    length = check_lengths(
-        anchor_state=anchor_state, reward=reward, action_valid=action_valid, step_return=step_return
-    )
+    length = check_lengths(anchor_state=anchor_state, reward=reward, action_valid=action_valid, step_return=step_return)
     size = length if size is None else size
     if size < length:
         raise ValueError(f"size {size} is less than the {length} steps of the batch")
@@ -212,7 +210,5 @@ def _checked(function: UserEstimator, signals: StepSignals) -> tuple[jax.Array, 
     shape, wanted = jnp.shape(advantages), signals.step_return.shape
     if shape != wanted:
         name = getattr(function, "__name__", repr(function))
-        raise ValueError(
-            f"estimator {name} returned advantages of shape {list(shape)}, expected {list(wanted)}"
-        )
+        raise ValueError(f"estimator {name} returned advantages of shape {list(shape)}, expected {list(wanted)}")
     return jnp.where(signals.valid, jnp.asarray(advantages, jnp.float32), 0), diagnostics

@@ -65,9 +65,7 @@ def gigpo_advantages(signals: StepSignals, config: GiGPOConfig) -> Result:
     """
     check_baseline_config(config)
     if signals.group_ids.ndim != 2 or not len(signals.group_ids):
-        raise ValueError(
-            f"GiGPO needs group_ids [L, N] with L of 1 or more, got shape {signals.group_ids.shape}"
-        )
+        raise ValueError(f"GiGPO needs group_ids [L, N] with L of 1 or more, got shape {signals.group_ids.shape}")
     return _gigpo(signals, config)
 
 
@@ -112,9 +110,7 @@ def _grpo(signals: StepSignals, config: GRPOConfig) -> Result:
     if config.leave_one_out:
         # mean over the others - mean over all = -(own deviation) / (n - 1)
         others_1N = statistics.deviation[:, own_N] / jnp.maximum(statistics.size - 1, 1)
-        statistics = statistics._replace(
-            mean=statistics.mean - others_1N, deviation=statistics.deviation + others_1N
-        )
+        statistics = statistics._replace(mean=statistics.mean - others_1N, deviation=statistics.deviation + others_1N)
     advantages_N = standardised(statistics, ddof=1, normalize_std=config.normalize_std)[0]
     return _with_diagnostics(advantages_N, group_summary(statistics, counted_N), signals)
 

@@ -156,7 +156,7 @@ def trajectory_layout(
         number = number[order]
         twice = np.flatnonzero((np.diff(ids) == 0) & (np.diff(number) == 0))
         if twice.size:
-            label = np.asarray(trajectory, dtype=object)[order][twice[0]]
+            label = _label(trajectory, np.arange(len(ids))[order][twice[0]])
             raise ValueError(f"step {number[twice[0]]} of trajectory {label!r} occurs twice")
     return TrajectoryLayout(order, ids, position)
 
@@ -187,7 +187,7 @@ def _check_prompt_groups(group: np.ndarray, layout: TrajectoryLayout, groups: An
     torn = np.flatnonzero((np.diff(layout.trajectory) == 0) & (np.diff(group) != 0))
     if torn.size:
         steps = np.arange(len(group))[layout.order][torn[0] : torn[0] + 2]
-        label, (one, other) = trajectories[steps[0]], (groups[steps[0]], groups[steps[1]])
+        label, one, other = _label(trajectories, steps[0]), _label(groups, steps[0]), _label(groups, steps[1])
         raise ValueError(
             f"trajectory {label!r} is in two prompt groups, {one!r} and {other!r} (steps {steps[0]} and "
             f"{steps[1]}): give every rollout its own trajectory label"
@@ -200,6 +200,12 @@ def _check_prompt_groups(group: np.ndarray, layout: TrajectoryLayout, groups: An
             UserWarning,
             stacklevel=3,
         )
+
+
+def _label(labels: Any, index: Any) -> Any:
+    """A label as its owner wrote it: 5 rather than np.int64(5)."""
+    label = labels[index]
+    return label.item() if isinstance(label, np.generic) else label
 
 
 def _step_numbers(step: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -116,9 +116,7 @@ def _finite(reward: Any) -> np.ndarray:
         raise ValueError(f"reward must be flat, one number per step; got shape {reward.shape}")
     bad = np.flatnonzero(~np.isfinite(reward))
     if bad.size:
-        raise ValueError(
-            f"reward of step {bad[0]} is {reward[bad[0]]} ({bad.size} such of {reward.size} steps)"
-        )
+        raise ValueError(f"reward of step {bad[0]} is {reward[bad[0]]} ({bad.size} such of {reward.size} steps)")
     return reward
 
 

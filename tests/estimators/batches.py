@@ -1,4 +1,4 @@
-"""Seeded batches for the estimator tests: interleaved trajectories, revisits, invalid actions, sparse or dense reward."""
+"""Seeded batches: interleaved trajectories, revisits, invalid actions, sparse or dense reward."""
 
 from __future__ import annotations
 
@@ -26,6 +26,12 @@ class Batch(NamedTuple):
             *self, estimator=estimator, gamma=GAMMA, invalid_action_penalty=PENALTY, size=size, **options
         )
 
+    def for_loops(self, signals: StepSignals) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """State, prompt group, trajectory, step return and score: the oracles' first five arguments."""
+        size = len(self.reward)
+        values = np.asarray(signals.step_return)[:size], np.asarray(signals.score)[:size]
+        return self.anchor_state, self.prompt_group, self.trajectory, *values
+
     def take(self, order: Any) -> Batch:
         return Batch(*(field[order] for field in self))
 
@@ -46,14 +52,9 @@ def random_batch(
     rows = []
     for rollout in range(groups * rollouts):
         length, group = int(rng.integers(1, max_steps + 1)), rollout // rollouts
-        rewards = (
-            rng.normal(size=length) if dense else np.append(np.zeros(length - 1), 10 * (rng.random() < 0.5))
-        )
+        rewards = rng.normal(size=length) if dense else np.append(np.zeros(length - 1), 10 * (rng.random() < 0.5))
         rows.append(
-            [
-                (f"room {rng.integers(states)}", 7 * group, labels[rollout], r, rng.random() < 0.8)
-                for r in rewards
-            ]
+            [(f"room {rng.integers(states)}", 7 * group, labels[rollout], r, rng.random() < 0.8) for r in rewards]
         )
     order = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     if interleaved:
@@ -61,6 +62,4 @@ def random_batch(
     pending = [iter(row) for row in rows]
     steps = [next(pending[rollout]) for rollout in order]
     state, group, trajectory, reward, valid = zip(*steps, strict=True)
-    return Batch(
-        np.array(state), np.array(group), np.array(trajectory), np.array(reward, np.float32), np.array(valid)
-    )
+    return Batch(np.array(state), np.array(group), np.array(trajectory), np.array(reward, np.float32), np.array(valid))
