@@ -35,9 +35,7 @@ class TextEnv(Protocol):
     observation_space: Text
     action_space: Text
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Starts ``options["task"]`` (an int) of ``options["split"]`` ("train" or "test"; train if absent).
 
         Without a task one is drawn from the seeded generator. The same task and seed give the same start.
@@ -69,9 +67,7 @@ class IdleAfterEnd(gymnasium.Wrapper[str, str, str, str]):
         super().__init__(env)
         self._last: tuple[str, bool, bool, dict[str, Any]] | None = ("", False, False, {})
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         self._last = None
         return self.env.reset(seed=seed, options=options)
 
@@ -120,9 +116,7 @@ def make_vector(env_id: str, num_envs: int, **kwargs: Any) -> TextVectorEnv:
     """
     if num_envs < 1:
         raise ValueError(f"num_envs must be at least 1, got {num_envs}")
-    return TextVectorEnv(
-        [lambda: gymnasium.make(env_id, disable_env_checker=True, **kwargs) for _ in range(num_envs)]
-    )
+    return TextVectorEnv([lambda: gymnasium.make(env_id, disable_env_checker=True, **kwargs) for _ in range(num_envs)])
 
 
 def prompt_format(env_id: str) -> PromptFormat:

@@ -147,9 +147,7 @@ class FrozenLakeText(gymnasium.Env[str, str]):
         self.layout: tuple[str, ...] = ()
         self.lake: FrozenLakeEnv | None = None
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         options = options or {}
         task = options.get("task")

@@ -35,9 +35,7 @@ class Rollouts:
                 f"{config.model.vocab_size}: set model.vocab_size to at least the former"
             )
         self._act = make_actor(config.model, self.tokenizer, config.rollout)
-        self._envs = make_vector(
-            config.env, config.rollout.tasks * config.rollout.group_size, **config.env_options
-        )
+        self._envs = make_vector(config.env, config.rollout.tasks * config.rollout.group_size, **config.env_options)
 
     def train(self, params: Any, first_task: int, key: jax.Array) -> tuple[Trajectories, Metrics]:
         """``rollout.tasks`` new tasks, ``rollout.group_size`` rollouts of each."""
@@ -45,11 +43,12 @@ class Rollouts:
         tasks = range(first_task, first_task + rollout.tasks)
         return self._collect(params, tasks, rollout.group_size, key, "train", rollout.train_sampling)
 
-    def evaluate(self, params: Any, num_tasks: int, seed: int | None = None) -> tuple[Trajectories, Metrics]:
-        """One rollout of each of the panel's first ``num_tasks`` tasks."""
-        tasks = held_out_tasks(self.config.env, num_tasks, **self.config.env_options)
-        key = jax.random.key(self.config.evaluation.seed if seed is None else seed)
-        return self._collect(params, tasks, 1, key, "test", self.config.rollout.eval_sampling)
+    def evaluate(self, params: Any, tasks: int | None = None, seed: int | None = None) -> tuple[Trajectories, Metrics]:
+        """One rollout of each task of the held-out panel; size and seed are the config's unless given."""
+        panel = self.config.evaluation
+        numbers = held_out_tasks(self.config.env, panel.tasks if tasks is None else tasks, **self.config.env_options)
+        key = jax.random.key(panel.seed if seed is None else seed)
+        return self._collect(params, numbers, 1, key, "test", self.config.rollout.eval_sampling)
 
     def _collect(
         self, params: Any, tasks: Any, group_size: int, key: jax.Array, split: str, sampling: Any
@@ -79,9 +78,7 @@ class Learner:
         self.mesh: Mesh | None = None if single else make_mesh(mesh_size)
         self.optimizer: optax.GradientTransformation = make_optimizer(config.optimizer)
         shardings = (
-            None
-            if self.mesh is None
-            else state_shardings(abstract_params(config.model), self.optimizer, self.mesh)
+            None if self.mesh is None else state_shardings(abstract_params(config.model), self.optimizer, self.mesh)
         )
         logprob_fn = functools.partial(
             response_logprobs, config.model, temperature=config.rollout.train_sampling.temperature
@@ -96,9 +93,7 @@ class Learner:
             shardings=shardings,
         )
         self._logprobs = make_logprobs(logprob_fn, config.learner, mesh=self.mesh)
-        self.state: TrainState = init_state(
-            config.model, self.optimizer, jax.random.key(config.seed), self.mesh
-        )
+        self.state: TrainState = init_state(config.model, self.optimizer, jax.random.key(config.seed), self.mesh)
         # A copy, since the update is given the state's own buffers.
         self.reference = jax.tree.map(lambda x: x.copy(), self.state.params) if config.loss.kl_coef else None
 
@@ -141,9 +136,7 @@ class Learner:
         gap = {}
         if self.config.learner.old_logprob == "recompute":
             old = self._logprobs(self.state.params, packed)
-            difference = np.abs(np.asarray(old) - np.asarray(packed.old_logprob))[
-                np.asarray(packed.loss_mask)
-            ]
+            difference = np.abs(np.asarray(old) - np.asarray(packed.old_logprob))[np.asarray(packed.loss_mask)]
             gap = {"sampler_gap": difference.mean(), "sampler_gap_max": difference.max()}
             packed = with_logprobs(packed, old=old)
         self.state, metrics = self._update(self.state, packed)

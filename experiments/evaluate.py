@@ -14,14 +14,13 @@ from typing import Annotated, Literal
 
 import numpy as np
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from experiments.assembly import Learner, Rollouts
 from experiments.configs import config_from_json
+from experiments.console import CONSOLE
 from hgpo_jax.learner.checkpoint import Checkpoints
 
-CONSOLE = Console()
 REPORTED = ("success", "episode_return", "episode_length", "valid_action_share", "response_length")
 
 
@@ -40,9 +39,7 @@ def evaluate(
       seeds: of the draws, one pass over the tasks each.
     """
     if not seeds or tasks < 1:
-        raise ValueError(
-            f"evaluation needs at least one seed and one task, got seeds {seeds} and tasks {tasks}"
-        )
+        raise ValueError(f"evaluation needs at least one seed and one task, got seeds {seeds} and tasks {tasks}")
     config = config_from_json(run / "config.json")
     learner, rollouts = Learner(config), Rollouts(config)
     with Checkpoints(run / "checkpoints") as checkpoints:

@@ -60,12 +60,10 @@ class Records:
 
 def _start_wandb(directory: Path) -> Any:
     try:
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ValueError("--wandb needs the extra: pip install 'hgpo_jax[wandb]'") from error
-    return wandb.init(
-        project="hgpo_jax", name=directory.name, dir=str(directory), resume="allow", id=directory.name
-    )
+    return wandb.init(project="hgpo_jax", name=directory.name, dir=str(directory), resume="allow", id=directory.name)
 
 
 def environment() -> dict[str, Any]:

@@ -15,16 +15,14 @@ from typing import Annotated, get_args
 
 import numpy as np
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from experiments.assembly import Learner
 from experiments.configs import EstimatorName, RunConfig, config_from_json
+from experiments.console import CONSOLE
 from hgpo_jax.estimators import compute_advantages
 from hgpo_jax.learner.checkpoint import Checkpoints
 from hgpo_jax.types import Metrics, Trajectories
-
-CONSOLE = Console()
 
 
 def advantages_of(config: RunConfig, batch: Trajectories) -> np.ndarray:

@@ -26,14 +26,10 @@ def layer_of(part: str) -> int:
     return next(i for i, parts in enumerate(LAYERS) if part in parts)
 
 
-@pytest.mark.parametrize(
-    "command", [["ruff", "check"], ["ruff", "format", "--check"], ["pyright"]], ids=" ".join
-)
+@pytest.mark.parametrize("command", [["ruff", "check"], ["ruff", "format", "--check"], ["pyright"]], ids=" ".join)
 @pytest.mark.slow
 def test_lint_and_types(command: list[str]) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    result = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -61,9 +57,7 @@ def test_grouping_does_not_need_jax() -> None:
 
 def test_readme_snippet_runs() -> None:
     snippet = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    result = subprocess.run(
-        [sys.executable, "-c", snippet], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    result = subprocess.run([sys.executable, "-c", snippet], cwd=ROOT, capture_output=True, text=True, check=True)
     first, second = (float(x) for x in result.stdout.strip("[]\n").split(",")[:2])
     assert first > 0
     assert second > 0

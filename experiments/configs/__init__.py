@@ -34,8 +34,7 @@ class EvaluationConfig:
     """The fixed panel of held-out tasks."""
 
     every: int = 5  # iterations between evaluations during training
-    tasks: int = 128  # of them then
-    final_tasks: int = 200  # before the first iteration and after the last one
+    tasks: int = 128  # size of the panel
     seed: int = 123  # of the replies' draws
 
 
@@ -71,17 +70,13 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         if self.estimator not in get_args(EstimatorName):
-            raise ValueError(
-                f"estimator is {self.estimator!r}, expected one of {', '.join(get_args(EstimatorName))}"
-            )
+            raise ValueError(f"estimator is {self.estimator!r}, expected one of {', '.join(get_args(EstimatorName))}")
         positive = ("iterations", "checkpoint_every")
         for name in positive:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but has to be at least 1")
         if self.rollout.train_sampling.temperature <= 0:
-            raise ValueError(
-                "rollout.train_sampling.temperature must be above 0: greedy replies give no gradient"
-            )
+            raise ValueError("rollout.train_sampling.temperature must be above 0: greedy replies give no gradient")
 
 
 def load_config(name: str) -> RunConfig:

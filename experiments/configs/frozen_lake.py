@@ -38,5 +38,5 @@ CONFIG = RunConfig(
         max_response_length=6,
         eval_sampling=SamplingConfig(temperature=0.4),
     ),
-    evaluation=EvaluationConfig(every=10, tasks=64, final_tasks=200),
+    evaluation=EvaluationConfig(every=10, tasks=200),
 )

@@ -195,17 +195,13 @@ def _reset(vector_env: SyncVectorEnv, wave: Sequence[_Episode], split: str) -> N
     for group, task in {episode.group: episode.task for episode in wave}.items():
         mask = groups == group
         seeds: list[int | None] = [task] * vector_env.num_envs
-        observations, infos = vector_env.reset(
-            seed=seeds, options={"task": task, "split": split, "reset_mask": mask}
-        )
+        observations, infos = vector_env.reset(seed=seeds, options={"task": task, "split": split, "reset_mask": mask})
         for slot, episode in enumerate(wave):
             if mask[slot]:
                 episode.observation, episode.info = observations[slot], _info_of(infos, slot)
 
 
-def _prompt(
-    episode: _Episode, format_prompt: PromptFormat, tokenizer: Tokenizer, config: RolloutConfig
-) -> np.ndarray:
+def _prompt(episode: _Episode, format_prompt: PromptFormat, tokenizer: Tokenizer, config: RolloutConfig) -> np.ndarray:
     text = format_prompt(episode.observation, episode.memory.entries, episode.info)
     tokens = np.asarray(tokenizer.encode(text), np.int32)[-config.max_prompt_length :]
     if not len(tokens):
@@ -234,9 +230,7 @@ def _step(
         cut = not ended and (last or bool(truncated[slot]))
         valid, reward = bool(info["action_valid"]), float(rewards[slot])
         rows.append(
-            _Step(
-                episode.index, turn, episode.group, state, reward, ended, cut, valid, prompt, tokens, logprob
-            )
+            _Step(episode.index, turn, episode.group, state, reward, ended, cut, valid, prompt, tokens, logprob)
         )
         episode.memory = episode.memory.add(episode.observation, info["action"])
         episode.observation, episode.info, episode.done = observations[slot], info, ended or cut

@@ -14,8 +14,8 @@ SETTINGS = [
     *("--model.hidden-size", "16", "--model.intermediate-size", "32", "--model.num-layers", "1"),
     *("--model.num-heads", "2", "--model.num-kv-heads", "1", "--model.head-dim", "8"),
     *("--rollout.tasks", "2", "--rollout.group-size", "4", "--rollout.max-steps", "4"),
-    *("--learner.minibatch-steps", "16", "--evaluation.every", "2", "--evaluation.tasks", "2"),
-    *("--evaluation.final-tasks", "4", "--checkpoint-every", "1"),
+    *("--learner.minibatch-steps", "16", "--evaluation.every", "2", "--evaluation.tasks", "4"),
+    *("--checkpoint-every", "1"),
 ]
 
 

@@ -199,9 +199,7 @@ def test_bad_input(changes, message):
         roll(Script(lambda *_: "go up"), **changes)
 
 
-@pytest.mark.parametrize(
-    ("size", "bucket"), [(1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (128, 128), (129, 256)]
-)
+@pytest.mark.parametrize(("size", "bucket"), [(1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (128, 128), (129, 256)])
 def test_row_buckets(size, bucket):
     assert bucket_rows(size) == bucket
 
@@ -249,9 +247,7 @@ def test_a_random_model_rolls_out_the_same_way_twice():
 def test_a_rows_reply_does_not_depend_on_the_rows_beside_it():
     params = init_params(MODEL, jax.random.key(1))
     act = make_actor(MODEL, TOKENIZER, CONFIG)
-    prompts = [
-        np.array(TOKENIZER.encode(text), np.int32) for text in ("now up ice", "now down hole you", "you")
-    ]
+    prompts = [np.array(TOKENIZER.encode(text), np.int32) for text in ("now up ice", "now down hole you", "you")]
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(5), 3)))
     together = act(params, prompts, keys, SamplingConfig())
     alone = [act(params, [prompts[i]], keys[i : i + 1], SamplingConfig())[0] for i in range(3)]
