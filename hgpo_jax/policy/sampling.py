@@ -153,14 +153,10 @@ def make_sampler(config: ModelConfig, eos_ids: Sequence[int], pad_id: int) -> Ca
     for name, token in [("pad_id", pad_id), *(("eos_ids", token) for token in eos_ids)]:
         if not 0 <= token < config.vocab_size:
             raise ValueError(f"{name} has {token}, outside the vocabulary of {config.vocab_size} tokens")
-    generate = jax.jit(
-        functools.partial(_generate, config, tuple(eos_ids), pad_id), static_argnames="capacity"
-    )
+    generate = jax.jit(functools.partial(_generate, config, tuple(eos_ids), pad_id), static_argnames="capacity")
 
     @functools.wraps(generate)
-    def sample(
-        params, prompt_tokens, prompt_lengths, keys, temperature, top_p, top_k, max_new_tokens, *, capacity
-    ):
+    def sample(params, prompt_tokens, prompt_lengths, keys, temperature, top_p, top_k, max_new_tokens, *, capacity):
         _check_call(prompt_tokens, prompt_lengths, keys, max_new_tokens, capacity)
         # One dtype each, so that a 1 in place of a 1.0 does not compile anew.
         scalars = jnp.float32(temperature), jnp.float32(top_p), jnp.int32(top_k), jnp.int32(max_new_tokens)

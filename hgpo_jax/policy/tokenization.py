@@ -25,15 +25,11 @@ class Tokenizer:
       ValueError: the vocabulary lacks one of these tokens, or there is no end-of-sequence token.
     """
 
-    def __init__(
-        self, tokenizer: tokenizers.Tokenizer, pad_token: str = PAD, eos_tokens: Sequence[str] = (EOS,)
-    ):
+    def __init__(self, tokenizer: tokenizers.Tokenizer, pad_token: str = PAD, eos_tokens: Sequence[str] = (EOS,)):
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         missing = [token for token in (pad_token, *eos_tokens) if token not in vocabulary]
         if missing:
-            raise ValueError(
-                f"the tokenizer's vocabulary lacks {missing}; name its own with pad_token, eos_tokens"
-            )
+            raise ValueError(f"the tokenizer's vocabulary lacks {missing}; name its own with pad_token, eos_tokens")
         if not eos_tokens:
             raise ValueError("eos_tokens is empty; name at least one token that ends a reply")
         # A saved file may carry padding or truncation, which are the packing's business, not the text's.
@@ -63,9 +59,7 @@ def load_tokenizer(path_or_name: str | Path) -> Tokenizer:
         if path.is_file():
             return Tokenizer(tokenizers.Tokenizer.from_file(str(path)))
     shipped = ", ".join(sorted(path.stem for path in _SHIPPED.glob("*.json"))) or "none"
-    raise ValueError(
-        f"no tokenizer {str(path_or_name)!r}: not a file, and not one of the shipped ({shipped})"
-    )
+    raise ValueError(f"no tokenizer {str(path_or_name)!r}: not a file, and not one of the shipped ({shipped})")
 
 
 def train_tokenizer(texts: Iterable[str]) -> tokenizers.Tokenizer:
@@ -79,9 +73,7 @@ def train_tokenizer(texts: Iterable[str]) -> tokenizers.Tokenizer:
     """
     normalizer = normalizers.Lowercase()
     splitter = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation()])
-    counts = Counter(
-        word for text in texts for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))
-    )
+    counts = Counter(word for text in texts for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
     if not counts:
         raise ValueError("texts holds no word to make a vocabulary of")
     words = sorted(counts, key=lambda word: (-counts[word], word))

@@ -8,6 +8,7 @@ heads (each serves ``H / Q`` query heads), ``F`` width of a head, ``E`` half of 
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import chex
@@ -60,8 +61,7 @@ def check_model_config(config: ModelConfig) -> None:
         raise ValueError(f"ModelConfig.dtype is {config.dtype!r}; use 'float32' or 'bfloat16'")
     if config.rope_theta <= 0 or config.rms_norm_eps <= 0:
         raise ValueError(
-            f"ModelConfig.rope_theta ({config.rope_theta}) and rms_norm_eps ({config.rms_norm_eps}) "
-            "have to be above 0"
+            f"ModelConfig.rope_theta ({config.rope_theta}) and rms_norm_eps ({config.rms_norm_eps}) have to be above 0"
         )
 
 
@@ -260,10 +260,13 @@ def _visible(segment_ids_BT, cache: KVCache | None) -> tuple[KVCache | None, jax
 
 def abstract_params(config: ModelConfig):
     """The parameters' shapes, boxed with their logical axis names: nothing is allocated."""
+    return jax.eval_shape(lambda: _boxed_params(config, jax.random.key(0)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _boxed_params(config: ModelConfig, key: chex.PRNGKey):
     one = jnp.ones((1, 1), jnp.int32)
-    return jax.eval_shape(
-        lambda key: Transformer(config).init(key, one, one, one)["params"], jax.random.key(0)
-    )
+    return Transformer(config).init(key, one, one, one)["params"]
 
 
 def init_params(config: ModelConfig, key: chex.PRNGKey) -> Params:
@@ -272,8 +275,7 @@ def init_params(config: ModelConfig, key: chex.PRNGKey) -> Params:
     Linear maps: truncated normal of variance 1 / fan-in, which lets narrow models train from scratch.
     Embeddings: normal, 0.02, so that with tied embeddings the policy starts close to uniform.
     """
-    one = jnp.ones((1, 1), jnp.int32)
-    return nn.unbox(jax.jit(lambda key: Transformer(config).init(key, one, one, one)["params"])(key))
+    return nn.unbox(_boxed_params(config, key))
 
 
 def temper(logits: jax.Array, temperature: chex.Numeric) -> jax.Array:
@@ -328,13 +330,9 @@ def response_logprobs(
 def _over_chunks(function, arrays, vocab_size: int):
     """``function(arrays)`` in equal chunks over axis 1, as few as keep a row's logits under the limit."""
     B, T = arrays[-1].shape
-    chunks = next(
-        n for n in range(1, T + 1) if T % n == 0 and (T // n * vocab_size <= _LOGITS_PER_ROW or n == T)
-    )
+    chunks = next(n for n in range(1, T + 1) if T % n == 0 and (T // n * vocab_size <= _LOGITS_PER_ROW or n == T))
     if chunks == 1:
         return function(arrays)
-    split = jax.tree.map(
-        lambda x: jnp.moveaxis(x.reshape(B, chunks, T // chunks, *x.shape[2:]), 1, 0), arrays
-    )
+    split = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(B, chunks, T // chunks, *x.shape[2:]), 1, 0), arrays)
     mapped = jax.lax.map(jax.checkpoint(function), split)
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(B, T), mapped)

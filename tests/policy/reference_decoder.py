@@ -1,10 +1,12 @@
 """The Qwen2 decoder once more, in float64 loops over rows, tokens and heads: slow, and independent of JAX."""
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hgpo_jax.config import ModelConfig
-from hgpo_jax.policy.transformer import init_params
+from hgpo_jax.policy.transformer import abstract_params
 
 TINY = ModelConfig(
     vocab_size=13,
@@ -20,9 +22,12 @@ TINY = ModelConfig(
 
 def random_params(config: ModelConfig, seed: int = 0):
     """Parameters with no zero bias, no unit norm and logits far from uniform: any fault shows."""
-    noise = np.random.default_rng(seed)
-    params = init_params(config, jax.random.key(seed))
-    return jax.tree.map(lambda x: x + 0.3 * noise.normal(size=x.shape).astype(np.float32), params)
+    rng = np.random.default_rng(seed)
+
+    def fill(path, leaf):
+        return jnp.asarray(0.4 * rng.normal(size=leaf.shape) + (path[-1].key == "scale"), jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(fill, nn.unbox(abstract_params(config)))
 
 
 def reference_logits(config: ModelConfig, params, tokens, positions, segment_ids) -> np.ndarray:

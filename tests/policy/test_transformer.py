@@ -115,9 +115,7 @@ def test_decoding_with_a_cache_equals_the_whole_forward(chunks):
 def test_parameters_and_their_logical_axes():
     """The tree that checkpoints are loaded into and that the sharding table maps."""
     boxed = abstract_params(UNTIED)
-    axes = jax.tree.map(
-        lambda x: tuple(x), nn.get_partition_spec(boxed), is_leaf=lambda x: not isinstance(x, dict)
-    )
+    axes = jax.tree.map(lambda x: tuple(x), nn.get_partition_spec(boxed), is_leaf=lambda x: not isinstance(x, dict))
     q = {"kernel": ("layers", "embed", "heads", "head_dim"), "bias": ("layers", "heads", "head_dim")}
     kv = {"kernel": ("layers", "embed", "kv_heads", "head_dim"), "bias": ("layers", "kv_heads", "head_dim")}
     wide, norm = {"kernel": ("layers", "embed", "mlp")}, {"scale": ("layers", "embed")}
@@ -207,9 +205,7 @@ def test_response_logprobs_align_with_the_predicted_token(temperature):
             else:
                 before = full[b, t - 1]
                 np.testing.assert_allclose(logprob[b, t], before[tokens[b, t]], rtol=2e-5, atol=2e-5)
-                np.testing.assert_allclose(
-                    entropy[b, t], -(np.exp(before) * before).sum(), rtol=2e-4, atol=2e-5
-                )
+                np.testing.assert_allclose(entropy[b, t], -(np.exp(before) * before).sum(), rtol=2e-4, atol=2e-5)
 
 
 def test_logits_in_chunks_change_nothing(monkeypatch):
