@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, SupportsFloat, TypedDict
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.spaces import Text
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -49,6 +50,11 @@ class TextEnv(Protocol):
     @staticmethod
     def format_prompt(observation: str, history: Sequence[tuple[str, str]], info: Mapping[str, Any]) -> str:
         """The prompt for ``observation``, given past (observation, action) pairs, oldest first."""
+        ...
+
+    @staticmethod
+    def random_reply(rng: np.random.Generator) -> str:
+        """A valid reply whose action is drawn by lot."""
         ...
 
     @staticmethod
@@ -127,6 +133,11 @@ def prompt_format(env_id: str) -> PromptFormat:
 def held_out_tasks(env_id: str, count: int, **kwargs: Any) -> list[int]:
     """Numbers of ``count`` different tasks of the test split: an evaluation panel, the same on any machine."""
     return _creator(env_id).held_out_tasks(count, **kwargs)
+
+
+def random_reply(env_id: str) -> Callable[[np.random.Generator], str]:
+    """The environment's ``random_reply``: valid replies, their actions drawn by lot."""
+    return _creator(env_id).random_reply
 
 
 def _creator(env_id: str) -> Any:

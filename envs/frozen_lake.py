@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 from gymnasium.spaces import Text
 
@@ -196,3 +197,9 @@ class FrozenLakeText(gymnasium.Env[str, str]):
     def held_out_tasks(count: int, size: int = 4) -> list[int]:
         """The first ``count`` test tasks whose maps differ."""
         return distinct_tasks(count, "test", size)
+
+    @staticmethod
+    def random_reply(rng: np.random.Generator) -> str:
+        """``go left``, ``i walk up``, ...: every direction as likely as any other."""
+        words = (rng.choice(["", "i"]), rng.choice(VERBS), rng.choice(list(DIRECTIONS)))
+        return " ".join(filter(None, words))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from hgpo_jax.learner.sharding import batch_multiple, batch_shardings, make_mesh
 from hgpo_jax.learner.update import init_state, make_logprobs, make_optimizer, make_update
 from hgpo_jax.policy.tokenization import Tokenizer, load_tokenizer
 from hgpo_jax.policy.transformer import abstract_params, response_logprobs
-from hgpo_jax.rollout.collector import collect, make_actor
+from hgpo_jax.rollout.collector import Act, collect, make_actor
 from hgpo_jax.types import Metrics, StepBatch, TrainState, Trajectories
 
 
@@ -39,22 +40,26 @@ class Rollouts:
 
     def train(self, params: Any, first_task: int, key: jax.Array) -> tuple[Trajectories, Metrics]:
         """``rollout.tasks`` new tasks, ``rollout.group_size`` rollouts of each."""
+        tasks = range(first_task, first_task + self.config.rollout.tasks)
+        return self.collect(self._act, params, tasks, key)
+
+    def collect(self, act: Act, params: Any, tasks: Sequence[int], key: jax.Array) -> tuple[Trajectories, Metrics]:
+        """``rollout.group_size`` rollouts of each training task by any ``act``."""
         rollout = self.config.rollout
-        tasks = range(first_task, first_task + rollout.tasks)
-        return self._collect(params, tasks, rollout.group_size, key, "train", rollout.train_sampling)
+        return self._collect(act, params, tasks, rollout.group_size, key, "train", rollout.train_sampling)
 
     def evaluate(self, params: Any, tasks: int | None = None, seed: int | None = None) -> tuple[Trajectories, Metrics]:
         """One rollout of each task of the held-out panel; size and seed are the config's unless given."""
         panel = self.config.evaluation
         numbers = held_out_tasks(self.config.env, panel.tasks if tasks is None else tasks, **self.config.env_options)
         key = jax.random.key(panel.seed if seed is None else seed)
-        return self._collect(params, numbers, 1, key, "test", self.config.rollout.eval_sampling)
+        return self._collect(self._act, params, numbers, 1, key, "test", self.config.rollout.eval_sampling)
 
     def _collect(
-        self, params: Any, tasks: Any, group_size: int, key: jax.Array, split: str, sampling: Any
+        self, act: Act, params: Any, tasks: Sequence[int], group_size: int, key: jax.Array, split: str, sampling: Any
     ) -> tuple[Trajectories, Metrics]:
         return collect(
-            self._act,
+            act,
             params,
             self._envs,
             tasks,
@@ -80,11 +85,11 @@ class Learner:
         shardings = (
             None if self.mesh is None else state_shardings(abstract_params(config.model), self.optimizer, self.mesh)
         )
-        logprob_fn = functools.partial(
+        self.logprob_fn = functools.partial(
             response_logprobs, config.model, temperature=config.rollout.train_sampling.temperature
         )
         self._update = make_update(
-            logprob_fn,
+            self.logprob_fn,
             make_estimator(config.estimator_config),
             self.optimizer,
             config.loss,
@@ -92,10 +97,17 @@ class Learner:
             mesh=self.mesh,
             shardings=shardings,
         )
-        self._logprobs = make_logprobs(logprob_fn, config.learner, mesh=self.mesh)
+        self._logprobs = make_logprobs(self.logprob_fn, config.learner, mesh=self.mesh)
         self.state: TrainState = init_state(config.model, self.optimizer, jax.random.key(config.seed), self.mesh)
-        # A copy, since the update is given the state's own buffers.
-        self.reference = jax.tree.map(lambda x: x.copy(), self.state.params) if config.loss.kl_coef else None
+        self.reference: Any = None
+        self.start_from(self.state.params)
+
+    def start_from(self, params: Any) -> None:
+        """Sets the parameters, and the frozen reference where the loss has one."""
+        self.state = self.state.replace(params=params)  # pyright: ignore[reportAttributeAccessIssue]
+        if self.config.loss.kl_coef:
+            # A copy, since the update is given the state's own buffers.
+            self.reference = jax.tree.map(lambda x: x.copy(), params)
 
     def pack(self, batch: Trajectories, seed: tuple[int, int]) -> StepBatch:
         """The recorded batch as token rows, with the log-probabilities that the loss compares with."""

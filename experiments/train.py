@@ -25,6 +25,7 @@ from experiments.assembly import Learner, Rollouts
 from experiments.configs import RunConfig, config_from_json, config_to_json, load_config
 from experiments.console import CONSOLE, count_compilations, progress_bar, stop_requests, summarise
 from experiments.records import Records, draw_learning_curve, environment
+from experiments.warm_start import warm_start
 from hgpo_jax.learner.checkpoint import Checkpoints
 
 PROFILED = 3  # the first iteration, counted from the start of the process, that compiles (almost) nothing
@@ -49,7 +50,7 @@ def train(command: TrainCommand) -> Path:
     where = resume or command.directory or _default_directory(run)
     learner, rollouts = Learner(run), Rollouts(run)
     with Checkpoints(where / "checkpoints") as checkpoints, stop_requests() as stop:
-        iteration, next_task = _begin(run, where, learner, checkpoints, resume is not None)
+        iteration, next_task = _begin(run, where, learner, rollouts, checkpoints, resume is not None)
         records = Records(where, iteration if resume else None, command.wandb)
         if not resume:
             row = records.add(0, _evaluation(rollouts, learner))
@@ -85,12 +86,19 @@ def train(command: TrainCommand) -> Path:
     return where
 
 
-def _begin(run: RunConfig, where: Path, learner: Learner, checkpoints: Checkpoints, resuming: bool) -> tuple[int, int]:
+def _begin(
+    run: RunConfig, where: Path, learner: Learner, rollouts: Rollouts, checkpoints: Checkpoints, resuming: bool
+) -> tuple[int, int]:
     """Sets up the folder, or restores its last checkpoint; returns the iterations done and the next task."""
     if not resuming and checkpoints.iterations():
         raise ValueError(f"{where} already holds a run: go on with --resume {where}, or choose another --directory")
     # Each seed has a stream of tasks of its own.
     iteration, next_task = 0, run.seed * 1_000_000
+    # A resumed run needs the start again only as the loss's reference.
+    if run.warm_start.batches and (not resuming or run.loss.kl_coef):
+        losses = warm_start(learner, rollouts, next_task)
+        CONSOLE.print(f"warm start on random valid replies: loss {losses[0]:.2f} -> {losses[-1]:.2f} nats a token")
+    next_task += run.warm_start.batches * run.rollout.tasks
     if resuming:
         learner.state, meta = checkpoints.restore(learner.state)
         iteration, next_task = checkpoints.iterations()[-1], meta["next_task"]

@@ -39,6 +39,14 @@ class EvaluationConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class WarmStartConfig:
+    """Imitation of random valid replies before the first iteration; for models that start from random weights."""
+
+    batches: int = 0  # of ``rollout.tasks`` x ``rollout.group_size`` random episodes; 0 turns it off
+    learning_rate: float = 3e-3
+
+
+@dataclasses.dataclass(frozen=True)
 class RunConfig:
     """Everything that decides a run's result."""
 
@@ -61,6 +69,7 @@ class RunConfig:
     mesh: MeshConfig = MeshConfig()
     rollout: RolloutConfig = RolloutConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()
     checkpoint_every: int = 10  # iterations
 
     @property

@@ -1,6 +1,6 @@
 """The embedded default: HGPO teaches a 0.2M-parameter decoder, from random weights, to cross frozen lakes."""
 
-from experiments.configs import EvaluationConfig, RunConfig
+from experiments.configs import EvaluationConfig, RunConfig, WarmStartConfig
 from hgpo_jax.config import (
     HGPOConfig,
     LearnerConfig,
@@ -24,11 +24,12 @@ CONFIG = RunConfig(
         rope_theta=10_000.0,
     ),
     iterations=80,
+    warm_start=WarmStartConfig(batches=3),
     hgpo=HGPOConfig(context_length=2, alpha=1.0),
     # No reference: the start is random, and a pull toward it only slows learning.
     loss=LossConfig(kl_coef=0.0, entropy_coef=0.001),
     optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=10),
-    learner=LearnerConfig(minibatch_steps=256, row_length=256, old_logprob="behavior"),
+    learner=LearnerConfig(minibatch_steps=256, row_length=128, old_logprob="behavior"),
     rollout=RolloutConfig(
         tasks=16,
         group_size=8,

@@ -72,7 +72,7 @@ def test_killed_and_resumed_run_ends_with_the_same_parameters(finished: Path, tm
     (state, meta), (expected, expected_meta) = final_state(killed), final_state(finished)
     chex.assert_trees_all_equal(state.params, expected.params)
     chex.assert_trees_all_equal(state.opt_state, expected.opt_state)
-    assert meta["next_task"] == expected_meta["next_task"] == 8
+    assert meta["next_task"] == expected_meta["next_task"] == 10
     assert [row["iteration"] for row in rows(killed)] == [0, 1, 2, 3, 4]
     timing = ("seconds", "tokens_per_second")
     for row, other in zip(rows(killed), rows(finished), strict=True):

@@ -15,7 +15,7 @@ SETTINGS = [
     *("--model.num-heads", "2", "--model.num-kv-heads", "1", "--model.head-dim", "8"),
     *("--rollout.tasks", "2", "--rollout.group-size", "4", "--rollout.max-steps", "4"),
     *("--learner.minibatch-steps", "16", "--evaluation.every", "2", "--evaluation.tasks", "4"),
-    *("--checkpoint-every", "1"),
+    *("--checkpoint-every", "1", "--warm-start.batches", "1"),
 ]
 
 

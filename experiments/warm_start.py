@@ -1,0 +1,60 @@
+"""Teaches a random policy the form of a reply, and nothing of what to do.
+
+A language model knows how to answer before it is trained to act; one with random weights does not. Here it imitates an
+agent that replies in the environment's grammar but chooses its moves by lot, so that its first rollouts are a random
+walk. What it then learns about the task comes from reinforcement alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from envs.core import random_reply
+from experiments.assembly import Learner, Rollouts
+from hgpo_jax.config import OptimizerConfig, SamplingConfig
+from hgpo_jax.learner.supervised import make_supervised_update
+from hgpo_jax.learner.update import make_optimizer
+from hgpo_jax.rollout.collector import Act, Reply
+
+PASSES = 4  # over each batch
+
+
+def warm_start(learner: Learner, rollouts: Rollouts, first_task: int) -> list[float]:
+    """Gives ``learner.state`` (and its reference) parameters that reply validly and at random.
+
+    Args:
+      learner, rollouts: of the run, changed in place.
+      first_task: of the training tasks walked.
+
+    Returns:
+      The loss of each pass, in nats a token.
+    """
+    config, settings = learner.config, learner.config.warm_start
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=settings.learning_rate, weight_decay=0.0))
+    update = make_supervised_update(learner.logprob_fn, optimizer, config.learner, mesh=learner.mesh)
+    params = jax.tree.map(lambda x: x.copy(), learner.state.params)
+    opt_state = jax.jit(optimizer.init)(params)
+    act = _by_lot(rollouts, np.random.default_rng([config.seed, first_task]))
+    losses: list[float] = []
+    for i in range(settings.batches):
+        tasks = range(first_task + i * config.rollout.tasks, first_task + (i + 1) * config.rollout.tasks)
+        batch, _ = rollouts.collect(act, None, tasks, jax.random.key(i))
+        for j in range(PASSES):
+            params, opt_state, loss = update(params, opt_state, learner.pack(batch, (i, j)))
+            losses.append(float(loss))
+    learner.start_from(params)
+    return losses
+
+
+def _by_lot(rollouts: Rollouts, rng: np.random.Generator) -> Act:
+    tokenizer, env = rollouts.tokenizer, rollouts.config.env
+
+    def act(_params: object, prompts: Sequence[np.ndarray], _keys: np.ndarray, _: SamplingConfig) -> list[Reply]:
+        texts = [random_reply(env)(rng) for _ in prompts]
+        replies = [np.array([*tokenizer.encode(text), tokenizer.eos_ids[0]], np.int32) for text in texts]
+        return [(reply, np.zeros(len(reply), np.float32)) for reply in replies]
+
+    return act

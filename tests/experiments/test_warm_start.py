@@ -1,0 +1,26 @@
+"""After imitating random valid replies a policy replies validly, at random, and in several lengths."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from experiments.assembly import Learner, Rollouts
+from experiments.configs import WarmStartConfig, load_config
+from experiments.warm_start import warm_start
+
+
+@pytest.mark.slow
+def test_first_rollouts_are_a_random_walk_in_valid_replies() -> None:
+    config = dataclasses.replace(load_config("frozen_lake"), warm_start=WarmStartConfig(batches=2))
+    learner, rollouts = Learner(config), Rollouts(config)
+    losses = warm_start(learner, rollouts, 0)
+    # An optional "i", a verb of four, a direction of four: ln 2 + ln 4 + ln 4 nats in 3.5 tokens is 0.99.
+    assert losses[0] > 2.5
+    assert 0.9 < losses[-1] < 1.2
+    batch, metrics = rollouts.evaluate(learner.state.params, tasks=64)
+    assert metrics["valid_action_share"] > 0.9
+    assert len({len(reply) for reply in batch.response_tokens}) >= 2
+    replies = [rollouts.tokenizer.decode(reply).split() for reply in batch.response_tokens]
+    counts = np.array([sum(d in reply for reply in replies) for d in ("left", "down", "right", "up")])
+    assert counts.min() > 0.05 * counts.sum(), counts
