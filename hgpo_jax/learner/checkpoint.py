@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
@@ -16,9 +17,10 @@ from hgpo_jax.types import TrainState
 class Checkpoints:
     """A directory of checkpoints, one per iteration.
 
-    A checkpoint holds the parameters, the rest of the ``TrainState`` (optimizer, step, key) and a JSON ``meta``: what
-    the experiment needs to go on, such as its configuration and the position in its task stream. A save is written
-    aside and renamed when it is whole: a process killed in the middle leaves the previous checkpoint the latest.
+    A checkpoint holds the parameters, the rest of the ``TrainState`` (optimizer, step, key) and a JSON
+    ``meta``: what the experiment needs to go on, such as its configuration and the position in its task
+    stream. A save is written aside and renamed when it is whole: a process killed in the middle leaves the
+    previous checkpoint the latest.
 
     Args:
       directory: made if it is not there.
@@ -30,16 +32,22 @@ class Checkpoints:
 
     def __init__(self, directory: str | os.PathLike[str], keep: int = 1, keep_best: int = 1):
         self.directory = os.path.abspath(directory)
-        best = preservation_policy.BestN(
-            get_metric_fn=_success, n=keep_best, keep_checkpoints_without_metrics=False
+        policy = preservation_policy.AnyPreservationPolicy(
+            [
+                preservation_policy.LatestN(keep),
+                preservation_policy.BestN(get_metric_fn=_success, n=keep_best),
+            ]
         )
-        policy = preservation_policy.AnyPreservationPolicy([preservation_policy.LatestN(keep), best])
-        self._manager = ocp.CheckpointManager(
-            self.directory,
-            options=ocp.CheckpointManagerOptions(
-                preservation_policy=policy, best_fn=_success, best_mode="max", cleanup_tmp_directories=True
-            ),
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=policy, best_fn=_success, best_mode="max", cleanup_tmp_directories=True
         )
+        # Named here, so that a manager that has not saved yet can describe what it finds.
+        handlers = ocp.handlers.create_default_handler_registry(
+            params=ocp.StandardCheckpointHandler(),
+            rest=ocp.StandardCheckpointHandler(),
+            meta=ocp.JsonCheckpointHandler(),
+        )
+        self._manager = ocp.CheckpointManager(self.directory, options=options, handler_registry=handlers)
 
     def save(
         self,
@@ -54,16 +62,16 @@ class Checkpoints:
           iteration: names the checkpoint. One that is there already is not written again.
           state: to save.
           meta: anything that JSON holds.
-          metrics: ``success`` ranks the checkpoint; without it this one is never the best.
+          metrics: ``success`` ranks the checkpoint. Where none has it, the latest counts as the best.
         """
         args = ocp.args.Composite(
             params=ocp.args.StandardSave(state.params),
             rest=ocp.args.StandardSave(_rest(state)),
             meta=ocp.args.JsonSave(dict(meta or {})),
         )
-        metrics = dict(metrics) if metrics and "success" in metrics else None
+        ranked = {"success": float(metrics["success"])} if metrics and "success" in metrics else {}
         if iteration not in self._manager.all_steps():
-            self._manager.save(iteration, args=args, metrics=metrics)
+            self._manager.save(iteration, args=args, metrics=ranked)
 
     def restore(
         self,
@@ -82,7 +90,8 @@ class Checkpoints:
           The state, bit for bit as it was saved, and ``meta``.
 
         Raises:
-          ValueError: no checkpoint, or one of another model or optimizer: the message names the first difference.
+          ValueError: no checkpoint, or one of another model or optimizer: the message names the first
+          difference.
         """
         iteration, meta = self._checked_meta(which, expected)
         self._check_tree(iteration, "params", target.params)
@@ -94,7 +103,7 @@ class Checkpoints:
                 rest=ocp.args.StandardRestore(_abstract(_rest(target))),
             ),
         )
-        return TrainState(params=restored.params, **restored.rest), meta
+        return TrainState(params=restored["params"], **restored["rest"]), meta
 
     def restore_params(
         self,
@@ -102,11 +111,11 @@ class Checkpoints:
         which: Literal["latest", "best"] | int = "best",
         expected: Mapping[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Only the parameters, for evaluation: no optimizer is needed. Arguments and errors as ``restore``."""
+        """Only the parameters, for evaluation without an optimizer. Arguments, errors as ``restore``."""
         iteration, meta = self._checked_meta(which, expected)
         self._check_tree(iteration, "params", target)
         args = ocp.args.Composite(params=ocp.args.StandardRestore(_abstract(target)))
-        return self._manager.restore(iteration, args=args).params, meta
+        return self._manager.restore(iteration, args=args)["params"], meta
 
     def meta(self, which: Literal["latest", "best"] | int = "latest") -> dict[str, Any]:
         """What was saved beside the state, without loading any of it."""
@@ -137,22 +146,16 @@ class Checkpoints:
         self.wait()  # a checkpoint still being written counts
         there = self.iterations()
         if not there:
-            raise ValueError(
-                f"no checkpoint in {self.directory}: check the path, or start a run without resuming"
-            )
-        best = self._manager.best_step()
-        # Where nothing has been evaluated yet, the latest is the best that is known.
-        iteration = there[-1] if which == "latest" or (which == "best" and best is None) else which
-        iteration = best if iteration == "best" else iteration
+            raise ValueError(f"no checkpoint in {self.directory}: check the path, or start a run without resuming")
+        named = {"latest": there[-1], "best": self._manager.best_step()}
+        iteration = named[which] if isinstance(which, str) else which
         if iteration not in there:
             raise ValueError(f"no checkpoint of iteration {iteration} in {self.directory}; there are {there}")
-        meta = self._manager.restore(iteration, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
+        meta = self._manager.restore(iteration, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
         for key, value in (expected or {}).items():
             difference = _difference(key, meta.get(key), value)
             if difference:
-                raise ValueError(
-                    f"checkpoint {iteration} in {self.directory} is of another run: {difference}"
-                )
+                raise ValueError(f"checkpoint {iteration} in {self.directory} is of another run: {difference}")
         return iteration, meta
 
     def _check_tree(self, iteration: int, item: str, target: Any) -> None:
@@ -162,13 +165,14 @@ class Checkpoints:
         for name in sorted(there.keys() | here.keys()):
             if there.get(name) != here.get(name):
                 raise ValueError(
-                    f"{where}: {name} is {there.get(name, 'absent')} in the checkpoint, {here.get(name, 'absent')} in "
-                    "this run; use the model and optimizer configuration it was saved with"
+                    f"{where}: {name} is {there.get(name, 'absent')} in the checkpoint, "
+                    f"{here.get(name, 'absent')} in this run; use the model and optimizer it was saved with"
                 )
 
 
 def _success(metrics: Mapping[str, float]) -> float:
-    return metrics["success"]
+    """Below any evaluation where there was none; among equals orbax takes the latest."""
+    return metrics.get("success", float("-inf"))
 
 
 def _rest(state: TrainState) -> dict[str, Any]:
@@ -181,7 +185,7 @@ def _abstract(tree: Any) -> Any:
 
 def _shapes(tree: Any) -> dict[str, str]:
     def shape(x: Any) -> str:
-        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):  # stored as the integers it consists of
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # stored as the integers it consists of
             x = jax.eval_shape(jax.random.key_data, x)
         return f"{x.dtype}{list(x.shape)}"
 

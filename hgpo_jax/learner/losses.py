@@ -1,4 +1,4 @@
-"""The clipped surrogate, what is added to it, and how much each token weighs. Pure functions of [B, T] arrays."""
+"""The clipped surrogate, what is added to it, and how much each token weighs: pure functions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from hgpo_jax.config import LossConfig
 from hgpo_jax.types import Metrics
 
-# float32 exp overflows at 88, and one infinite ratio or KL term turns the whole gradient to NaN. exp(20) is 5e8: a token
-# that far off says nothing more about direction, and beyond the bound it has no gradient at all.
+# float32 exp overflows at 88, and one infinite ratio or KL term turns the whole gradient to NaN. exp(20) is
+# 5e8: a token that far off says nothing more about direction, and beyond the bound it has no gradient at all.
 MAX_EXPONENT = 20.0
 
 
@@ -35,7 +35,7 @@ def segment_sum(values_BT: jax.Array, segment_ids_BT: jax.Array) -> jax.Array:
 
 
 def token_weights(loss_mask_BT: jax.Array, segment_ids_BT: jax.Array, config: LossConfig) -> jax.Array:
-    """What each token weighs in the loss of its mini-batch. Call it on the whole mini-batch, over all devices.
+    """What each token weighs in the loss. Call it on the whole mini-batch, over all devices.
 
         token_mean      1 / (tokens of the mini-batch)                        DAPO, arXiv 2503.14476
         sequence_mean   1 / (steps of the mini-batch * tokens of the step)    GRPO, arXiv 2402.03300

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -43,8 +45,8 @@ def pack_steps(
       A ``StepBatch`` of NumPy arrays.
 
     Raises:
-      ValueError: lengths that disagree, an empty prompt or response, a step longer than a row, a log-probability
-        or signal that is not finite; the message names the step.
+      ValueError: lengths that disagree, an empty prompt or response, a step longer than a row, a
+        log-probability or signal that is not finite; the message names the step.
     """
     lengths = _check_steps(prompt_tokens, response_tokens, old_logprob, ref_logprob, config.row_length)
     n = len(lengths)
@@ -113,10 +115,8 @@ def with_logprobs(batch: StepBatch, *, old: Array | None = None, ref: Array | No
     for name, values in new.items():
         if values is not None and values.shape != mask.shape:
             raise ValueError(f"{name} has shape {values.shape}, but the batch's rows have shape {mask.shape}")
-    masked = {
-        k: np.where(mask, np.asarray(v, np.float32), np.float32(0)) for k, v in new.items() if v is not None
-    }
-    return batch.replace(**masked)  # pyright: ignore[reportAttributeAccessIssue]
+    masked = {k: np.where(mask, np.asarray(v, np.float32), np.float32(0)) for k, v in new.items() if v is not None}
+    return dataclasses.replace(batch, **masked)
 
 
 def _check_steps(
@@ -140,8 +140,9 @@ def _check_steps(
             raise ValueError(f"step {i} has an empty response: the end token at least belongs to it")
         if len(prompts[i]) + len(responses[i]) > row_length:
             raise ValueError(
-                f"step {i} has {len(prompts[i])} prompt and {len(responses[i])} response tokens, more than a row of "
-                f"{row_length}: raise LearnerConfig.row_length or lower max_prompt_length or max_response_length"
+                f"step {i} has {len(prompts[i])} prompt and {len(responses[i])} response tokens, more than a "
+                f"row of {row_length}: raise LearnerConfig.row_length, or lower the rollout's max_prompt_length "
+                "or max_response_length"
             )
         for name, values in logprobs.items():
             if len(values[i]) != len(responses[i]):
@@ -193,8 +194,8 @@ def _pad_signals(signals: StepSignals, n: int, size: int) -> StepSignals:
     valid = np.asarray(signals.valid)
     if len(valid) < n or not valid[:n].all() or valid[n:].any():
         raise ValueError(
-            f"signals.valid marks {int(valid.sum())} of {len(valid)} entries, but there are {n} steps of tokens: the "
-            f"first {n} entries have to be the valid ones"
+            f"signals.valid marks {int(valid.sum())} of {len(valid)} entries, but there are {n} steps of "
+            f"tokens: the first {n} entries have to be the valid ones"
         )
 
     def pad(name: str, values: Array | None, fill: float) -> np.ndarray | None:
@@ -210,4 +211,5 @@ def _pad_signals(signals: StepSignals, n: int, size: int) -> StepSignals:
         return np.pad(kept, widths, constant_values=fill)
 
     fills = {"prompt_group": -1, "trajectory": -1, "group_ids": -1}
-    return StepSignals(**{k: pad(k, v, fills.get(k, 0)) for k, v in signals._asdict().items()})
+    padded: dict[str, Any] = {k: pad(k, v, fills.get(k, 0)) for k, v in signals._asdict().items()}
+    return StepSignals(**padded)

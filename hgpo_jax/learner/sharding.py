@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +33,7 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
 REPLICATED_IF_INDIVISIBLE = {"kv_heads"}
 
 
-def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh with axes data, fsdp, tensor. One axis may be -1: it takes the devices the others leave.
 
     Raises:
@@ -48,19 +49,17 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     if free:
         if len(devices) % fixed:
             raise ValueError(
-                f"mesh {sizes}: {fixed} does not divide the {len(devices)} devices; change the fixed sizes, or give "
-                f"{free[0]} a number"
+                f"mesh {sizes}: {fixed} does not divide the {len(devices)} devices; change the fixed sizes, "
+                f"or give {free[0]} a number"
             )
         sizes[free[0]] = len(devices) // fixed
     used = math.prod(sizes.values())
     if used > len(devices):
         raise ValueError(
-            f"mesh {sizes} needs {used} devices, but there are {len(devices)}; lower a size or set one axis to -1"
+            f"mesh {sizes} needs {used} devices, but there are {len(devices)}; lower a size or set one to -1"
         )
-    # Auto axes: the compiler chooses the collectives. Explicit axes refuse the scatter of the group statistics.
-    return jax.make_mesh(
-        tuple(sizes.values()), MESH_AXES, (AxisType.Auto,) * len(MESH_AXES), devices=devices[:used]
-    )
+    # Auto: the compiler chooses the collectives. Explicit axes refuse the scatter of the group statistics.
+    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, (AxisType.Auto,) * len(MESH_AXES), devices=devices[:used])
 
 
 def batch_multiple(mesh: Mesh | None) -> int:
@@ -68,9 +67,7 @@ def batch_multiple(mesh: Mesh | None) -> int:
     return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
-def partition_spec(
-    name: str, shape: Sequence[int], logical_axes: Sequence[str | None], mesh: Mesh
-) -> PartitionSpec:
+def partition_spec(name: str, shape: Sequence[int], logical_axes: Sequence[str | None], mesh: Mesh) -> PartitionSpec:
     """The mesh axes of one array, by ``RULES``.
 
     Args:
@@ -93,8 +90,8 @@ def partition_spec(
         if size % parts:
             if logical not in REPLICATED_IF_INDIVISIBLE:
                 raise ValueError(
-                    f"{name}: its axis {logical!r} has size {size}, which the mesh axis {axes!r} of size {parts} does "
-                    f"not divide; choose a MeshConfig.{axes} that divides {size}"
+                    f"{name}: its axis {logical!r} has size {size}, which the mesh axis {axes!r} of size "
+                    f"{parts} does not divide; choose a MeshConfig.{axes} that divides {size}"
                 )
             axes = None
         spec.append(axes)
@@ -113,9 +110,7 @@ def param_shardings(abstract_params: Any, mesh: Mesh) -> Any:
         names = leaf.names if boxed else (None,) * len(shape)
         return NamedSharding(mesh, partition_spec(jax.tree_util.keystr(path), shape, names, mesh))
 
-    return jax.tree_util.tree_map_with_path(
-        sharding, abstract_params, is_leaf=lambda x: isinstance(x, nn.Partitioned)
-    )
+    return jax.tree_util.tree_map_with_path(sharding, abstract_params, is_leaf=lambda x: isinstance(x, nn.Partitioned))
 
 
 def state_shardings(abstract_params: Any, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
@@ -135,16 +130,15 @@ def state_shardings(abstract_params: Any, optimizer: optax.GradientTransformatio
         params,
         transform_non_params=lambda _: replicated,
     )
-    return TrainState(params=params, opt_state=opt_state, step=replicated, key=replicated)  # pyright: ignore
+    return TrainState(params=params, opt_state=opt_state, step=replicated, key=replicated)  # pyright: ignore[reportArgumentType]
 
 
 def batch_shardings(batch: StepBatch, mesh: Mesh) -> StepBatch:
     """Rows over the batch axes; the small arrays of one value per step on every device."""
     rows = NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))
     replicated = NamedSharding(mesh, PartitionSpec())
-    shardings = jax.tree.map(lambda _: rows, batch)
     steps: StepSignals = jax.tree.map(lambda _: replicated, batch.steps)
-    return shardings.replace(steps=steps)
+    return dataclasses.replace(jax.tree.map(lambda _: rows, batch), steps=steps)
 
 
 def _as_tuple(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from hgpo_jax.policy import transformer
 from hgpo_jax.types import Metrics, StepBatch, StepSignals, TrainState
 
 LogprobFn = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
-"""(params, tokens, positions, segment_ids) -> (logprob, entropy), all [B, T], aligned with the predicted token."""
+"""(params, tokens, positions, segment_ids) -> (logprob, entropy), [B, T] as the token that is predicted."""
 
 Estimator = Callable[[StepSignals], tuple[jax.Array, dict[str, jax.Array]]]
 """signals -> (advantages [N], diagnostics)."""
@@ -31,8 +32,9 @@ _NOT_DECAYED = ("bias", "scale", "norm")
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """AdamW (arXiv 1711.05101) or SGD behind a clip of the gradient's global norm.
 
-    The rate is ``learning_rate * min(1, (steps taken + 1) / warmup_steps)``. Weight decay leaves biases and norm
-    scales alone, as is usual; torch's AdamW in the released code decays them too, by lr * 0.01 = 1e-8 a step.
+    The rate is ``learning_rate * min(1, (steps taken + 1) / warmup_steps)``. Weight decay leaves biases and
+    norm scales alone, as is usual; torch's AdamW in the released code decays them too, by lr * 0.01 = 1e-8 a
+    step.
 
     Raises:
       ValueError: a name other than "adamw" or "sgd".
@@ -69,8 +71,10 @@ def init_state(
     param_key, state_key = jax.random.split(key)
 
     def init(params: Any) -> TrainState:
-        drawn = transformer.init_params(config, param_key) if params is None else params
-        return TrainState(params=drawn, opt_state=optimizer.init(drawn), step=jnp.int32(0), key=state_key)  # pyright: ignore[reportCallIssue]
+        # Copied: a state that shared the loaded arrays would delete them when it is donated.
+        drawn = transformer.init_params(config, param_key) if params is None else jax.tree.map(jnp.copy, params)
+        opt_state: Any = optimizer.init(drawn)
+        return TrainState(params=drawn, opt_state=opt_state, step=jnp.int32(0), key=state_key)
 
     if mesh is None:
         return jax.jit(init)(params)
@@ -90,21 +94,28 @@ def make_update(
 ) -> Callable[[TrainState, StepBatch], tuple[TrainState, Metrics]]:
     """``update(state, batch) -> (state, metrics)``, one jit whose first argument is donated.
 
-    Advantages come from the whole batch. Then every mini-batch takes one optimizer step, its gradient summed over
-    ``learner.accumulation`` parts. No step is taken, parameters and optimizer untouched, by
+    Advantages come from the whole batch. Then every mini-batch takes one optimizer step, its gradient summed
+    over ``learner.accumulation`` parts. No step is taken, parameters and optimizer untouched, by
 
     - an empty mini-batch (padding; its passes are not run either),
-    - every mini-batch, when no step has an advantage (``signal_share`` 0) or a return or advantage is not finite,
+    - every mini-batch, when no step has an advantage or a return or advantage is not finite,
     - a mini-batch with a log-probability or gradient that is not finite.
 
-    Metrics, means over the mini-batches that took a step (0 when none did) unless said otherwise: ``loss``,
-    ``policy_loss``, ``kl``, ``entropy``, ``clip_fraction_low``, ``clip_fraction_high``, ``dual_clip_fraction``,
-    ``ratio``, ``ratio_max`` (largest), ``kl_old``, ``grad_norm`` (before the clip), ``grad_norm_max``;
-    ``sampler_gap`` and ``sampler_gap_max``, |logprob - old_logprob| on the first mini-batch, before any step;
-    ``advantage_mean``, ``advantage_std`` and ``signal_share`` (share of steps with an advantage other than 0) over
-    the batch; ``optimizer_steps`` taken; ``nonfinite_step``, the index of the first environment step with a value
-    that is not finite, -1 when there is none (the first of its mini-batch where only the gradient overflows);
-    and ``estimator/*``, the estimator's diagnostics.
+    Metrics, means over the mini-batches that took a step (0 when none did):
+
+    - ``loss``, ``policy_loss``, ``kl`` (absent when kl_coef is 0), ``kl_old``, ``entropy``,
+      ``clip_fraction_low``, ``clip_fraction_high``, ``dual_clip_fraction``, ``ratio``, ``grad_norm`` (before
+      the clip),
+    - ``ratio_max`` and ``grad_norm_max``, the largest,
+    - ``sampler_gap``, ``sampler_gap_max``: |logprob - old_logprob| on the first mini-batch, before any step,
+
+    and over the whole batch:
+
+    - ``advantage_mean``, ``advantage_std``, ``signal_share`` (share of steps with an advantage other than 0),
+    - ``optimizer_steps`` taken,
+    - ``nonfinite_step``: the first environment step with a value that is not finite, -1 when there is none;
+      the first of its mini-batch where the gradient alone overflows,
+    - ``estimator/*``: the estimator's diagnostics.
 
     Args:
       logprob_fn: the policy. estimator: the method. optimizer: from ``make_optimizer``.
@@ -137,20 +148,17 @@ def make_update(
 
         def minibatch(carry: tuple[Any, Any], block: Block) -> tuple[tuple[Any, Any], Metrics]:
             shapes = jax.eval_shape(step, *carry, block)[2]
-            skipped = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes) | {
-                "bad_step": jnp.int32(_NO_STEP)
-            }
+            skipped = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes) | {"bad_step": jnp.int32(_NO_STEP)}
             params, opt_state, metrics = jax.lax.cond(
                 run & block["loss_mask"].any(), step, lambda p, o, _: (p, o, skipped), *carry, block
             )
             return (params, opt_state), metrics
 
-        blocks = _cut(batch, learner.accumulation, mesh)
+        blocks = cut_minibatches(batch, learner.accumulation, mesh)
         (params, opt_state), stacked = jax.lax.scan(minibatch, (state.params, state.opt_state), blocks)
-        metrics = (
-            summary | _average(stacked, bad_step) | {f"estimator/{k}": v for k, v in diagnostics.items()}
-        )
-        new_state = state.replace(  # pyright: ignore[reportAttributeAccessIssue]
+        metrics = summary | _average(stacked, bad_step) | {f"estimator/{k}": v for k, v in diagnostics.items()}
+        new_state = dataclasses.replace(
+            state,
             params=params,
             opt_state=opt_state,
             step=state.step + metrics["optimizer_steps"],
@@ -185,7 +193,7 @@ def make_logprobs(
         def minibatch(_: None, block: Block) -> tuple[None, jax.Array]:
             return jax.lax.scan(part, None, block)
 
-        _, logprob_MABT = jax.lax.scan(minibatch, None, _cut(batch, learner.accumulation, mesh))
+        _, logprob_MABT = jax.lax.scan(minibatch, None, cut_minibatches(batch, learner.accumulation, mesh))
         return logprob_MABT.reshape(batch.tokens.shape)
 
     if mesh is None:
@@ -200,21 +208,21 @@ def _decayed(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(decayed, params)
 
 
-def _cut(batch: StepBatch, accumulation: int, mesh: Mesh | None) -> Block:
+def cut_minibatches(batch: StepBatch, accumulation: int, mesh: Mesh | None) -> Block:
     """Token arrays [B, T] -> [M, A, B / (M A), T], each part's rows spread over the mesh's batch axes."""
     (B, T), M = batch.tokens.shape, batch.num_minibatches
     if B % (M * accumulation * batch_multiple(mesh)):
         raise ValueError(
-            f"{B} rows cannot be cut into {M} mini-batches of {accumulation} parts over {batch_multiple(mesh)} devices: "
-            "pack with the same LearnerConfig and row_multiple=batch_multiple(mesh)"
+            f"{B} rows cannot be cut into {M} mini-batches of {accumulation} parts over "
+            f"{batch_multiple(mesh)} devices: pack with the same LearnerConfig and the mesh's batch_multiple"
         )
 
     def cut(rows_BT: jax.Array) -> jax.Array:
-        blocks = jnp.reshape(rows_BT, (M, accumulation, B // (M * accumulation), T))
-        if mesh is None:
-            return blocks
-        spec = PartitionSpec(None, None, BATCH_AXES, None)
-        return jax.lax.with_sharding_constraint(blocks, NamedSharding(mesh, spec))
+        parts = jnp.reshape(rows_BT, (M * accumulation, B // (M * accumulation), T))
+        if mesh is not None:  # before M and A part, so that the move between devices is one all-to-all
+            spec = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, None))
+            parts = jax.lax.with_sharding_constraint(parts, spec)
+        return jnp.reshape(parts, (M, accumulation, -1, T))
 
     names = ("tokens", "positions", "segment_ids", "loss_mask", "step_index", "old_logprob", "ref_logprob")
     return {name: cut(getattr(batch, name)) for name in names}
@@ -248,9 +256,7 @@ def _minibatch_gradient(
 ) -> Callable[[Any, Block, jax.Array], tuple[Any, Metrics]]:
     """(params, block of [A, B, T], advantages [N]) -> the mini-batch's gradient and metrics []."""
 
-    def part_loss(
-        params: Any, part: Block, advantage_N: jax.Array, num_tokens: jax.Array
-    ) -> tuple[jax.Array, Metrics]:
+    def part_loss(params: Any, part: Block, advantage_N: jax.Array, num_tokens: jax.Array) -> tuple[jax.Array, Metrics]:
         mask_BT, step_BT = part["loss_mask"], part["step_index"]
         logprob_BT, entropy_BT = logprob_fn(params, part["tokens"], part["positions"], part["segment_ids"])
         # Index -1 would read the last step's advantage.

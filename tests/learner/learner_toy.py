@@ -14,6 +14,7 @@ from hgpo_jax.learner.packing import pack_steps
 from hgpo_jax.types import StepBatch, StepSignals, TrainState
 
 VOCAB, EMBED, MLP = 16, 8, 32
+MAX_STEPS = 128
 AXES = {
     "embedding": ("vocab", "embed"),
     "up": {"kernel": ("embed", "mlp"), "bias": ("mlp",)},
@@ -43,9 +44,7 @@ def abstract_params() -> Any:
     )
 
 
-def logprobs(
-    params: Any, tokens_BT: Any, positions_BT: Any, segment_ids_BT: Any
-) -> tuple[jax.Array, jax.Array]:
+def logprobs(params: Any, tokens_BT: Any, positions_BT: Any, segment_ids_BT: Any) -> tuple[jax.Array, jax.Array]:
     """Predicts from the previous token, and from the one before it in the same segment."""
 
     def back(distance: int) -> jax.Array:
@@ -67,9 +66,7 @@ def score_estimator(signals: StepSignals) -> tuple[jax.Array, dict[str, jax.Arra
 
 def make_state(optimizer: Any, shardings: TrainState | None = None) -> TrainState:
     params = init_params()
-    state = TrainState(
-        params=params, opt_state=optimizer.init(params), step=jnp.int32(0), key=jax.random.key(3)
-    )
+    state = TrainState(params=params, opt_state=optimizer.init(params), step=jnp.int32(0), key=jax.random.key(3))
     return state if shardings is None else jax.device_put(state, shardings)
 
 
@@ -90,13 +87,14 @@ def make_steps(n: int = 22, seed: int = 0, score: np.ndarray | None = None) -> d
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(0, VOCAB, rng.integers(1, 6)) for _ in range(n)]
     responses = [rng.integers(0, VOCAB, rng.integers(1, 7)) for _ in range(n)]
-    old, ref = [], []
-    for prompt, response in zip(prompts, responses, strict=True):
-        tokens = np.concatenate([prompt, response])[None]
-        logprob, _ = logprobs(init_params(), tokens, np.arange(tokens.shape[1])[None], np.ones_like(tokens))
-        here = np.asarray(logprob[0, len(prompt) :])
-        old.append(here + rng.normal(size=len(response)).astype(np.float32) * 0.1)
-        ref.append(here + rng.normal(size=len(response)).astype(np.float32) * 0.3)
+    tokens = np.zeros((MAX_STEPS, 12), np.int32)  # one shape for every n: compiled once
+    for row, step in zip(tokens, zip(prompts, responses, strict=True), strict=False):
+        row[: sum(map(len, step))] = np.concatenate(step)
+    logprob, _ = jax.jit(logprobs)(init_params(), tokens, np.tile(np.arange(12), (MAX_STEPS, 1)), tokens)
+    ends = [(len(prompt), len(prompt) + len(response)) for prompt, response in zip(prompts, responses, strict=True)]
+    here = [row[start:end] for row, (start, end) in zip(np.asarray(logprob), ends, strict=False)]
+    old = [x + rng.normal(size=x.shape).astype(np.float32) * 0.1 for x in here]
+    ref = [x + rng.normal(size=x.shape).astype(np.float32) * 0.3 for x in here]
     score = rng.normal(size=n) if score is None else score
     return {
         "prompt_tokens": prompts,
@@ -107,7 +105,5 @@ def make_steps(n: int = 22, seed: int = 0, score: np.ndarray | None = None) -> d
     }
 
 
-def make_batch(
-    config: LearnerConfig, n: int = 22, seed: int = 0, row_multiple: int = 1, **kwargs: Any
-) -> StepBatch:
+def make_batch(config: LearnerConfig, n: int = 22, seed: int = 0, row_multiple: int = 1, **kwargs: Any) -> StepBatch:
     return pack_steps(**make_steps(n, seed, **kwargs), config=config, seed=seed, row_multiple=row_multiple)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import chex
 import jax
@@ -14,7 +15,8 @@ import pytest
 from hgpo_jax.config import LossConfig
 from hgpo_jax.learner.losses import clipped_surrogate, k3, log_ratio, policy_loss, segment_sum, token_weights
 
-# Two rows of five tokens: step a (2 of 3 tokens count) and step b (1 of 1) in the first, step c (1 of 2) in the second.
+# Two rows of five tokens: step a (2 of 3 tokens count) and step b (1 of 1) in the first, step c (1 of 2) in
+# the second.
 MASK = jnp.array([[0, 1, 1, 1, 0], [0, 1, 0, 0, 0]], bool)
 SEGMENTS = jnp.array([[1, 1, 1, 2, 0], [1, 1, 0, 0, 0]])
 
@@ -63,9 +65,7 @@ def test_token_weights_by_hand(aggregation, a, b, c):
 )
 def test_clipped_surrogate_by_hand(ratio, advantage, loss, slope):
     config = LossConfig(clip_low=0.2, clip_high=0.3, dual_clip=3.0)
-    value, gradient = jax.value_and_grad(clipped_surrogate)(
-        jnp.float32(ratio), jnp.float32(advantage), config
-    )
+    value, gradient = jax.value_and_grad(clipped_surrogate)(jnp.float32(ratio), jnp.float32(advantage), config)
     np.testing.assert_allclose([value, gradient], [loss, slope], atol=1e-6)
 
 
@@ -86,9 +86,7 @@ def test_exponents_do_not_overflow():
     value, gradient = jax.value_and_grad(k3)(-200.0, -0.1)
     assert np.isfinite(value)
     assert gradient == 0
-    ratio = log_ratio(
-        jnp.array([[-0.1]]), jnp.array([[-200.0]]), MASK[:1, 1:2], SEGMENTS[:1, :1], LossConfig()
-    )
+    ratio = log_ratio(jnp.array([[-0.1]]), jnp.array([[-200.0]]), MASK[:1, 1:2], SEGMENTS[:1, :1], LossConfig())
     assert np.isfinite(np.exp(ratio)).all()
     assert np.isfinite(k3(jnp.float32(-0.1), jnp.float32(-200.0)))
 
@@ -104,7 +102,8 @@ def test_sequence_ratio_by_hand():
 
 
 def random_tokens(seed: int = 0) -> dict[str, np.ndarray]:
-    """Four rows of 12 with up to four steps each; log-probabilities far enough apart for every clip to act."""
+    """Four rows of 12 with up to four steps each; log-probabilities far enough apart for every clip to
+    act."""
     rng = np.random.default_rng(seed)
     segments = np.sort(rng.integers(0, 5, (4, 12)), axis=1)[:, ::-1].copy()
     mask = (segments > 0) & (rng.random((4, 12)) < 0.7)
@@ -121,7 +120,7 @@ def random_tokens(seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-def loop_loss(tokens: dict[str, np.ndarray], config: LossConfig) -> dict[str, float]:
+def loop_loss(tokens: dict[str, np.ndarray], config: LossConfig) -> dict[str, Any]:
     """The same loss, token by token, written from the papers."""
     B, _ = tokens["loss_mask_BT"].shape
     steps = []
@@ -130,7 +129,9 @@ def loop_loss(tokens: dict[str, np.ndarray], config: LossConfig) -> dict[str, fl
         if here.any():
             steps.append({k[:-3]: v[b][here] for k, v in tokens.items()})
     num_tokens = sum(len(s["logprob"]) for s in steps)
-    out = dict.fromkeys(("loss", "kl", "clip_fraction_low", "clip_fraction_high", "dual_clip_fraction"), 0.0)
+    out: dict[str, Any] = dict.fromkeys(
+        ("loss", "kl", "clip_fraction_low", "clip_fraction_high", "dual_clip_fraction"), 0.0
+    )
     for s in steps:
         length = len(s["logprob"])
         for t in range(length):
@@ -189,9 +190,7 @@ def test_loss_and_metrics_match_the_loop(config):
 
 def test_what_lies_outside_the_mask_does_not_matter():
     config = LossConfig(kl_coef=0.1)
-    tokens = {
-        k: jnp.asarray(v, None if v.dtype != np.float64 else jnp.float32) for k, v in random_tokens().items()
-    }
+    tokens = {k: jnp.asarray(v, None if v.dtype != np.float64 else jnp.float32) for k, v in random_tokens().items()}
     mask = tokens["loss_mask_BT"]
     weights = token_weights(mask, tokens["segment_ids_BT"], config)
 
@@ -201,9 +200,7 @@ def test_what_lies_outside_the_mask_does_not_matter():
 
         def loss(logprob_BT: jax.Array):
             replaced = arrays | {"logprob_BT": logprob_BT}
-            return policy_loss(
-                **replaced, weight_BT=weights, num_tokens=jnp.float32(mask.sum()), config=config
-            )
+            return policy_loss(**replaced, weight_BT=weights, num_tokens=jnp.float32(mask.sum()), config=config)
 
         return jax.value_and_grad(loss, has_aux=True)(arrays["logprob_BT"])
 
@@ -215,9 +212,7 @@ def test_what_lies_outside_the_mask_does_not_matter():
 def test_no_kl_metric_without_a_reference():
     """With kl_coef 0 there is no reference pass, hence nothing to report."""
     config = dataclasses.replace(LossConfig(), kl_coef=0.0)
-    tokens = {
-        k: jnp.asarray(v, None if v.dtype != np.float64 else jnp.float32) for k, v in random_tokens().items()
-    }
+    tokens = {k: jnp.asarray(v, None if v.dtype != np.float64 else jnp.float32) for k, v in random_tokens().items()}
     weights = token_weights(tokens["loss_mask_BT"], tokens["segment_ids_BT"], config)
     _, metrics = policy_loss(**tokens, weight_BT=weights, num_tokens=jnp.float32(1), config=config)
     assert "kl" not in metrics

@@ -34,9 +34,7 @@ def test_rows_by_hand():
     np.testing.assert_array_equal(batch.segment_ids, [[1, 1, 1, 1, 1, 2, 2, 2], [1, 1, 1, 1, 0, 0, 0, 0]])
     np.testing.assert_array_equal(batch.loss_mask, [[0, 0, 0, 1, 1, 0, 0, 1], [0, 1, 1, 1, 0, 0, 0, 0]])
     np.testing.assert_array_equal(batch.step_index, [[0, 0, 0, 0, 0, 2, 2, 2], [1, 1, 1, 1, -1, -1, -1, -1]])
-    np.testing.assert_array_equal(
-        batch.old_logprob, [[0, 0, 0, -1, -2, 0, 0, -6], [0, -3, -4, -5, 0, 0, 0, 0]]
-    )
+    np.testing.assert_array_equal(batch.old_logprob, [[0, 0, 0, -1, -2, 0, 0, -6], [0, -3, -4, -5, 0, 0, 0, 0]])
     np.testing.assert_array_equal(batch.ref_logprob, np.zeros((2, 8)))
     np.testing.assert_array_equal(batch.steps.valid, [True, True, True, False])
     np.testing.assert_array_equal(batch.steps.score, [1, 2, 3, 0])
@@ -86,9 +84,7 @@ def test_every_token_exactly_once(n, minibatch_steps, accumulation, row_length, 
         np.testing.assert_array_equal(np.diff(column), 1)
         np.testing.assert_array_equal(batch.tokens[row, column], np.concatenate([prompt, response]))
         np.testing.assert_array_equal(batch.positions[row, column], np.arange(len(prompt) + len(response)))
-        np.testing.assert_array_equal(
-            batch.loss_mask[row, column], [False] * len(prompt) + [True] * len(response)
-        )
+        np.testing.assert_array_equal(batch.loss_mask[row, column], [False] * len(prompt) + [True] * len(response))
         assert len(set(batch.segment_ids[row, column])) == 1
     for row in range(len(batch.tokens)):
         pairs = set(zip(batch.segment_ids[row][used[row]], batch.step_index[row][used[row]], strict=True))
@@ -112,11 +108,7 @@ def test_padded_signals_are_padded_anew():
     plain = pack_steps(**steps, config=CONFIG, seed=0)
     signals = steps["signals"]
     longer = signals._replace(
-        **{
-            k: np.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, 9)])
-            for k, v in signals._asdict().items()
-            if v is not None
-        }
+        **{k: np.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, 9)]) for k, v in signals._asdict().items() if v is not None}
     )
     chex.assert_trees_all_equal(pack_steps(**steps | {"signals": longer}, config=CONFIG, seed=0), plain)
 

@@ -1,8 +1,9 @@
-"""The update against a loop that knows nothing of packing, scans or meshes; and what makes it take no step."""
+"""The update against a loop that knows no packing, scan or mesh; and what makes it take no step."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import chex
@@ -26,11 +27,36 @@ from hgpo_jax.types import StepBatch, TrainState
 PACK = LearnerConfig(minibatch_steps=8, accumulation=4, row_length=16)
 LOSS = LossConfig(clip_low=0.1, clip_high=0.15, kl_coef=0.1, entropy_coef=0.05)
 SGD = OptimizerConfig(name="sgd", learning_rate=0.3, max_grad_norm=1.0)
-MESHES = [(1, 1, 1), (8, 1, 1), (2, 2, 2), (1, 8, 1), (1, 4, 2)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """Some sixty programs are compiled here to run once: the compiler's optimizations would be half the time."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def packed(n: int = 22, **kwargs: Any) -> StepBatch:
     return make_batch(kwargs.pop("config", PACK), n, row_multiple=8, **kwargs)
+
+
+@functools.cache
+def updater(
+    mesh_shape: tuple[int, int, int] | None,
+    accumulation: int,
+    optimizer: OptimizerConfig,
+    loss: LossConfig,
+    logprob_fn: Any,
+    estimator: Any,
+) -> tuple[Any, Any, TrainState | None]:
+    """The update, its optimizer and its shardings; kept, so that tests with the same settings compile once."""
+    rule = make_optimizer(optimizer)
+    mesh = None if mesh_shape is None else make_mesh(MeshConfig(*mesh_shape))
+    shardings = None if mesh is None else state_shardings(toy.abstract_params(), rule, mesh)
+    learner = dataclasses.replace(PACK, accumulation=accumulation)
+    update = make_update(logprob_fn, estimator, rule, loss, learner, mesh=mesh, shardings=shardings)
+    return update, rule, shardings
 
 
 def run(
@@ -43,55 +69,61 @@ def run(
     logprob_fn: Any = toy.logprobs,
     estimator: Any = toy.score_estimator,
 ) -> tuple[TrainState, dict[str, Any]]:
-    rule = make_optimizer(optimizer)
-    learner = dataclasses.replace(PACK, accumulation=accumulation)
-    if mesh_shape is None:
-        return make_update(logprob_fn, estimator, rule, loss, learner)(make_state(rule), batch)
-    mesh = make_mesh(MeshConfig(*mesh_shape))
-    shardings = state_shardings(toy.abstract_params(), rule, mesh)
-    update = make_update(logprob_fn, estimator, rule, loss, learner, mesh=mesh, shardings=shardings)
-    return update(make_state(rule, shardings), jax.device_put(batch, batch_shardings(batch, mesh)))
+    """One update of a fresh toy policy."""
+    update, rule, shardings = updater(mesh_shape, accumulation, optimizer, loss, logprob_fn, estimator)
+    if mesh_shape is not None:
+        batch = jax.device_put(batch, batch_shardings(batch, make_mesh(MeshConfig(*mesh_shape))))
+    return update(make_state(rule, shardings), batch)
 
 
 def loop_update(batch: StepBatch, loss: LossConfig, optimizer: OptimizerConfig) -> tuple[Any, list[float]]:
-    """SGD by hand: each step on its own, never packed; each mini-batch's loss a plain sum over its steps."""
+    """SGD by hand: each step alone in a row of its own, gradients added up one by one."""
     params, norms = toy.init_params(), []
     for block in np.split(batch.step_index, batch.num_minibatches):
         indices = sorted(set(block[block >= 0].tolist()))
-
-        def minibatch_loss(params: Any, indices: list[int] = indices) -> jax.Array:
-            steps = [step_terms(params, batch, i, loss) for i in indices]
-            num_tokens = sum(len(terms) for terms in steps)
-            if loss.aggregation == "token_mean":
-                return sum(terms.sum() for terms in steps) / num_tokens
-            if loss.aggregation == "sequence_mean":
-                return sum(terms.mean() for terms in steps) / len(steps)
-            return sum(terms.sum() for terms in steps) / (len(steps) * loss.constant_length)
-
+        lengths = [(batch.loss_mask & (batch.step_index == i)).sum() for i in indices]
+        total = jax.tree.map(np.zeros_like, params)
+        for i, length in zip(indices, lengths, strict=True):
+            weight = {
+                "token_mean": 1 / sum(lengths),
+                "sequence_mean": 1 / (len(indices) * length),
+                "constant": 1 / (len(indices) * loss.constant_length),
+            }[loss.aggregation]
+            grads = step_gradient(params, lone_step(batch, i), loss)
+            total = jax.tree.map(lambda t, g, w=weight: t + w * np.asarray(g), total, grads)
         if indices:
-            grads = jax.grad(minibatch_loss)(params)
-            norm = float(np.sqrt(sum((np.asarray(g) ** 2).sum() for g in jax.tree.leaves(grads))))
-            norms.append(norm)
-            rate = optimizer.learning_rate * min(1.0, optimizer.max_grad_norm / norm)
-            params = jax.tree.map(lambda p, g, rate=rate: p - rate * g, params, grads)
+            norms.append(float(np.sqrt(sum((g**2).sum() for g in jax.tree.leaves(total)))))
+            rate = optimizer.learning_rate * min(1.0, optimizer.max_grad_norm / norms[-1])
+            params = jax.tree.map(lambda p, g, rate=rate: p - rate * g, params, total)
     return params, norms
 
 
-def step_terms(params: Any, batch: StepBatch, index: int, loss: LossConfig) -> jax.Array:
-    here = np.nonzero(batch.step_index == index)
-    tokens, mask = batch.tokens[here][None], batch.loss_mask[here]
-    logprob, entropy = toy.logprobs(params, tokens, np.arange(len(mask))[None], np.ones_like(tokens))
-    logprob, entropy = logprob[0, mask], entropy[0, mask]
-    A = batch.steps.score[index]
-    log_rho = logprob - batch.old_logprob[here][mask]
+def lone_step(batch: StepBatch, index: int) -> dict[str, Any]:
+    """The step's tokens at the start of a row, 0 behind them."""
+    here = batch.step_index == index
+
+    def row(values: Any) -> np.ndarray:
+        return np.pad(values[here], (0, PACK.row_length - int(here.sum())))[None]
+
+    names = ("tokens", "loss_mask", "old_logprob", "ref_logprob")
+    return {name: row(getattr(batch, name)) for name in names} | {"A": batch.steps.score[index]}
+
+
+@functools.partial(jax.jit, static_argnames="loss")
+@functools.partial(jax.grad)
+def step_gradient(params: Any, step: dict[str, Any], loss: LossConfig) -> Any:
+    tokens, mask, A = step["tokens"], step["loss_mask"], step["A"]
+    positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    logprob, entropy = toy.logprobs(params, tokens, positions, jnp.ones_like(tokens))
+    log_rho = jnp.where(mask, logprob - step["old_logprob"], 0.0)
     if loss.ratio == "sequence":
-        log_rho = jnp.full_like(log_rho, log_rho.mean())
+        log_rho = jnp.full_like(log_rho, log_rho.sum() / mask.sum())
     rho = jnp.exp(log_rho)
     surrogate = jnp.minimum(rho * A, jnp.clip(rho, 1 - loss.clip_low, 1 + loss.clip_high) * A)
-    if A < 0 and loss.dual_clip is not None:
-        surrogate = jnp.maximum(surrogate, loss.dual_clip * A)
-    d = batch.ref_logprob[here][mask] - logprob
-    return -surrogate + loss.kl_coef * (jnp.exp(d) - d - 1) - loss.entropy_coef * entropy
+    surrogate = jnp.where(A < 0, jnp.maximum(surrogate, (loss.dual_clip or jnp.inf) * A), surrogate)
+    d = jnp.where(mask, step["ref_logprob"] - logprob, 0.0)
+    terms = -surrogate + loss.kl_coef * (jnp.exp(d) - d - 1) - loss.entropy_coef * entropy
+    return jnp.where(mask, terms, 0.0).sum()
 
 
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
@@ -107,22 +139,23 @@ def test_update_matches_the_loop(ratio, aggregation):
     np.testing.assert_allclose(metrics["grad_norm_max"], np.max(norms), rtol=1e-5)
 
 
+WHOLE = dataclasses.replace(PACK, minibatch_steps=22)  # one mini-batch
+GRADIENT = OptimizerConfig(name="sgd", learning_rate=1.0, max_grad_norm=1e9)  # what it moves by is the gradient
+
+
 @pytest.fixture(scope="module")
 def single_device():
-    """On one device, without a mesh: the gradient (one mini-batch, rate 1, no clip) and three SGD steps."""
-    gradient = OptimizerConfig(name="sgd", learning_rate=1.0, max_grad_norm=1e9)
-    whole = dataclasses.replace(PACK, minibatch_steps=22)
+    """On one device, without a mesh: the gradient of one mini-batch, and three SGD steps."""
     loss = dataclasses.replace(LOSS, ratio="sequence", aggregation="sequence_mean")
-    jobs = [
-        {"batch": packed(config=whole), "optimizer": gradient},
-        {"batch": packed(config=whole), "optimizer": gradient, "loss": loss},
-        {"batch": packed()},
-    ]
+    jobs = [{"batch": packed(config=WHOLE), "optimizer": GRADIENT, "loss": loss}, {"batch": packed()}]
     return [(job, *run(**job)) for job in jobs]
 
 
-@pytest.mark.parametrize("accumulation", [1, 2, 4])
-@pytest.mark.parametrize("mesh_shape", MESHES, ids=str)
+@pytest.mark.parametrize(
+    ("mesh_shape", "accumulation"),
+    [(None, 2), (None, 4), ((8, 1, 1), 1), ((8, 1, 1), 4), ((2, 2, 2), 2), ((1, 8, 1), 4), ((1, 4, 2), 1)],
+    ids=str,
+)
 def test_devices_and_accumulation_change_nothing(single_device, mesh_shape, accumulation):
     for job, expected, expected_metrics in single_device:
         state, metrics = run(**job, mesh_shape=mesh_shape, accumulation=accumulation)
@@ -130,16 +163,14 @@ def test_devices_and_accumulation_change_nothing(single_device, mesh_shape, accu
         chex.assert_trees_all_close(jax.device_get(metrics), expected_metrics, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("mesh_shape", MESHES[1:], ids=str)
+@pytest.mark.parametrize("mesh_shape", [(8, 1, 1), (2, 2, 2)], ids=str)
 def test_adam_step_agrees_where_the_gradient_is_above_a_floor(mesh_shape):
     """Adam's first step is about the gradient's sign: where the gradient is rounding, so is the step."""
-    config = dataclasses.replace(PACK, minibatch_steps=22)
-    gradient = OptimizerConfig(name="sgd", learning_rate=1.0, max_grad_norm=1e9)
     adam = OptimizerConfig(learning_rate=1e-2, max_grad_norm=1e9)
     before = toy.init_params()
-    moved = run(packed(config=config), optimizer=gradient)[0].params
-    one = run(packed(config=config), optimizer=adam)[0].params
-    many = run(packed(config=config), optimizer=adam, mesh_shape=mesh_shape, accumulation=2)[0].params
+    moved = run(packed(config=WHOLE), optimizer=GRADIENT)[0].params
+    one = run(packed(config=WHOLE), optimizer=adam)[0].params
+    many = run(packed(config=WHOLE), optimizer=adam, mesh_shape=mesh_shape, accumulation=2)[0].params
     compared = 0
     for p, m, a, b in zip(*map(jax.tree.leaves, (before, moved, one, many)), strict=True):
         above = np.abs(p - m) > 1e-4
@@ -159,7 +190,7 @@ def test_several_minibatches_make_the_clip_act():
     assert metrics["clip_fraction_low"] + metrics["clip_fraction_high"] > 0
     assert metrics["ratio_max"] > 1 + LOSS.clip_high
     assert metrics["kl_old"] > 0
-    whole = packed(config=dataclasses.replace(PACK, minibatch_steps=22))
+    whole = packed(config=WHOLE)
     whole = with_logprobs(whole, old=make_logprobs(toy.logprobs, PACK)(toy.init_params(), whole))
     _, metrics = run(whole, optimizer=optimizer)
     assert metrics["clip_fraction_low"] + metrics["clip_fraction_high"] == 0
@@ -186,8 +217,11 @@ def test_logprobs_are_those_of_each_step_alone(mesh_shape):
     for i in range(22):
         here = np.nonzero(batch.step_index == i)
         tokens, mask = batch.tokens[here][None], batch.loss_mask[here]
-        alone, _ = toy.logprobs(toy.init_params(), tokens, np.arange(len(mask))[None], np.ones_like(tokens))
-        np.testing.assert_allclose(np.asarray(logprob)[here], np.where(mask, alone[0], 0), atol=2e-6)
+        tokens = np.pad(tokens, ((0, 0), (0, 16 - len(mask))))
+        positions = np.arange(16, dtype=np.int32)[None]
+        alone = np.asarray(jax.jit(toy.logprobs)(toy.init_params(), tokens, positions, np.ones_like(tokens))[0])
+        expected = np.where(mask, alone[0, : len(mask)], 0)
+        np.testing.assert_allclose(np.asarray(logprob)[here], expected, atol=2e-6)
 
 
 def test_metrics_are_scalars_and_advantages_are_described():
@@ -211,14 +245,15 @@ ADAM = OptimizerConfig(learning_rate=1e-2, warmup_steps=3)
 def test_no_advantage_no_update(mesh_shape):
     state, metrics = run(packed(score=np.zeros(22)), optimizer=ADAM, mesh_shape=mesh_shape)
     before = make_state(make_optimizer(ADAM))
-    chex.assert_trees_all_equal(jax.device_get(state.replace(key=0)), jax.device_get(before.replace(key=0)))  # pyright: ignore
+    got, expected = ((s.params, s.opt_state, s.step) for s in jax.device_get((state, before)))
+    chex.assert_trees_all_equal(got, expected)
     assert metrics["signal_share"] == metrics["optimizer_steps"] == 0
     assert metrics["nonfinite_step"] == -1
     chex.assert_tree_all_finite(metrics)
 
 
 def test_empty_minibatches_are_not_run():
-    """Five mini-batches are padded to eight; the policy is evaluated five times and the optimizer steps five times."""
+    """Five mini-batches are padded to eight; the policy and the optimizer run five times."""
     calls = []
 
     def counted(params: Any, tokens: Any, positions: Any, segments: Any) -> Any:
@@ -246,7 +281,7 @@ def test_a_logprob_that_is_not_finite_stops_its_minibatch_only(mesh_shape):
         return jnp.where(tokens == toy.VOCAB, jnp.nan, logprob), entropy
 
     at = (batch.step_index == bad) & batch.loss_mask
-    batch = batch.replace(tokens=np.where(at, toy.VOCAB, batch.tokens))  # pyright: ignore[reportAttributeAccessIssue]
+    batch = dataclasses.replace(batch, tokens=np.where(at, toy.VOCAB, batch.tokens))
     state, metrics = run(batch, logprob_fn=poisoned, mesh_shape=mesh_shape)
     assert metrics["nonfinite_step"] == bad
     assert metrics["optimizer_steps"] == state.step == 2
@@ -255,7 +290,7 @@ def test_a_logprob_that_is_not_finite_stops_its_minibatch_only(mesh_shape):
     rows = len(batch.tokens) // M
     others = batch.step_index.copy()
     others[rows : 2 * rows] = -1
-    expected, _ = loop_update(batch.replace(step_index=others), LOSS, SGD)  # pyright: ignore
+    expected, _ = loop_update(dataclasses.replace(batch, step_index=others), LOSS, SGD)
     chex.assert_trees_all_close(jax.device_get(state.params), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -283,7 +318,7 @@ def test_a_return_that_is_not_finite_is_named(field):
     batch = packed()
     values = getattr(batch.steps, field).copy()
     values[5] = np.nan
-    batch = batch.replace(steps=batch.steps._replace(**{field: values}))  # pyright: ignore[reportAttributeAccessIssue]
+    batch = dataclasses.replace(batch, steps=batch.steps._replace(**{field: values}))
     state, metrics = run(batch, estimator=lambda s: (s.step_return + s.score.mean(), {}))
     assert metrics["nonfinite_step"] == 5
     assert metrics["optimizer_steps"] == 0
@@ -321,9 +356,7 @@ def test_batches_of_many_sizes_compile_a_few_times(mesh_shape):
     learner = LearnerConfig(minibatch_steps=32, row_length=16)
     mesh = None if mesh_shape is None else make_mesh(MeshConfig(*mesh_shape))
     shardings = None if mesh is None else state_shardings(toy.abstract_params(), optimizer, mesh)
-    update = make_update(
-        toy.logprobs, toy.score_estimator, optimizer, LOSS, learner, mesh=mesh, shardings=shardings
-    )
+    update = make_update(toy.logprobs, toy.score_estimator, optimizer, LOSS, learner, mesh=mesh, shardings=shardings)
     state = make_state(optimizer, shardings)
     for seed, n in enumerate(np.linspace(66, 128, 12, dtype=int)):
         batch = make_batch(learner, int(n), seed, row_multiple=batch_multiple(mesh))
@@ -335,9 +368,7 @@ def test_batches_of_many_sizes_compile_a_few_times(mesh_shape):
 
 def test_rows_that_cannot_be_cut_are_refused():
     batch = make_batch(dataclasses.replace(PACK, accumulation=1), 22)
-    with pytest.raises(
-        ValueError, match="16 rows cannot be cut into 4 mini-batches of 4 parts over 8 devices"
-    ):
+    with pytest.raises(ValueError, match="16 rows cannot be cut into 4 mini-batches of 4 parts over 8 devices"):
         run(batch, mesh_shape=(8, 1, 1), accumulation=4)
 
 
@@ -351,6 +382,7 @@ def test_optimizer_by_hand():
     """Clip to norm 1, then SGD at rate 0.3: the gradient (3, 4) moves by -0.3 (0.6, 0.8)."""
     optimizer = make_optimizer(SGD)
     params = {"w": jnp.zeros(2)}
+    updates: Any
     updates, _ = optimizer.update({"w": jnp.array([3.0, 4.0])}, optimizer.init(params), params)
     np.testing.assert_allclose(updates["w"], [-0.18, -0.24], rtol=1e-6)
 
@@ -359,6 +391,7 @@ def test_warmup_by_hand():
     """Four warm-up steps: a quarter, a half, three quarters, then the full rate for good."""
     optimizer = make_optimizer(dataclasses.replace(SGD, learning_rate=0.4, warmup_steps=4))
     params, moves = {"w": jnp.ones(1)}, []
+    updates: Any
     opt_state = optimizer.init(params)
     for _ in range(6):
         updates, opt_state = optimizer.update({"w": jnp.ones(1)}, opt_state, params)
@@ -370,7 +403,12 @@ def test_weight_decay_spares_norms_and_biases():
     """With no gradient, AdamW moves a parameter by -rate * decay * parameter, or not at all."""
     optimizer = make_optimizer(OptimizerConfig(learning_rate=0.5, weight_decay=0.1))
     params = jax.tree.map(lambda x: jnp.ones(x.shape), nn.unbox(transformer.abstract_params(MODEL)))
-    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+
+    @jax.jit
+    def without_gradient(params: Any) -> Any:
+        return optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)[0]
+
+    updates = without_gradient(params)
     for path, update in jax.tree_util.tree_leaves_with_path(updates):
         name = path[-1].key
         expected = 0.0 if name in ("bias", "scale") else -0.05
@@ -393,9 +431,7 @@ MODEL = ModelConfig(
 )
 
 
-def transformer_update(
-    mesh_shape: tuple[int, int, int] | None, accumulation: int
-) -> tuple[Any, dict[str, Any]]:
+def transformer_update(mesh_shape: tuple[int, int, int] | None, accumulation: int) -> tuple[Any, dict[str, Any]]:
     """Three SGD steps of a small transformer on HGPO's advantages."""
     optimizer = make_optimizer(SGD)
     learner = dataclasses.replace(PACK, accumulation=accumulation)
@@ -419,8 +455,8 @@ def transformer_on_one_device():
     return transformer_update(None, 1)
 
 
-# Renew these only when the loss, the packing, the initialisation or the model is changed on purpose: run the test and
-# copy the figures it prints. A change in the last digits alone is a change of the compiler.
+# Renew these only when the loss, the packing, the initialisation or the model is changed on purpose: run the
+# test and copy the figures it prints. A change in the last digits alone is a change of the compiler.
 GOLDEN = {"loss": 0.892129, "grad_norm": 1.174642, "kl": 3.196939, "entropy": 2.768224}
 
 
@@ -437,7 +473,7 @@ def test_golden_step(transformer_on_one_device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh_shape", MESHES[1:], ids=str)
+@pytest.mark.parametrize("mesh_shape", [(2, 2, 2), (1, 4, 2)], ids=str)
 def test_transformer_on_a_mesh_is_the_transformer(transformer_on_one_device, mesh_shape):
     params, metrics = transformer_update(mesh_shape, 2)
     chex.assert_trees_all_close(params, transformer_on_one_device[0], rtol=2e-5, atol=5e-6)
