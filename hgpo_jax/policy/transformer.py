@@ -24,7 +24,6 @@ Params = dict[str, Any]  # nested: ``params["layers"]["attention"]["q"]["kernel"
 _LOGITS_PER_ROW = 1 << 24  # at most this many at once in response_logprobs: 64 MiB a row
 
 _fan_in = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
-_embedding_init = nn.initializers.normal(0.02)
 
 
 class KVCache(NamedTuple):
@@ -188,7 +187,8 @@ class Transformer(nn.Module):
     def setup(self):
         c = self.config
         check_model_config(c)
-        table_init = nn.with_logical_partitioning(_embedding_init, ("vocab", "embed"))
+        normal = nn.initializers.normal(c.hidden_size**-0.5)
+        table_init = nn.with_logical_partitioning(normal, ("vocab", "embed"))
         self.embed: Any = self.param("embed", table_init, (c.vocab_size, c.hidden_size))
         in_axes: Any = (0, nn.broadcast, nn.broadcast)  # the layer's number; angles and mask are shared
         block = nn.remat(Block, prevent_cse=False) if c.remat else Block
@@ -272,8 +272,8 @@ def _boxed_params(config: ModelConfig, key: chex.PRNGKey):
 def init_params(config: ModelConfig, key: chex.PRNGKey) -> Params:
     """Fresh float32 parameters, without boxes; every leaf under "layers" has the layers as its first axis.
 
-    Linear maps: truncated normal of variance 1 / fan-in, which lets narrow models train from scratch.
-    Embeddings: normal, 0.02, so that with tied embeddings the policy starts close to uniform.
+    Linear maps are truncated normal of variance 1 / fan-in, embeddings normal of variance 1 / D: the usual 0.02
+    at D = 2,500. Narrow models, trained from scratch, learn faster so than from 0.02 throughout.
     """
     return nn.unbox(_boxed_params(config, key))
 
