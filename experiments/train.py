@@ -65,6 +65,7 @@ def train(command: TrainCommand) -> Path:
                         learner.state.params, next_task, jax.random.fold_in(learner.state.key, 0)
                     )
                     if command.dump_rollouts:
+                        (where / "rollouts").mkdir(exist_ok=True)
                         batch.save(where / "rollouts" / f"{iteration:05d}.npz")
                     row = {f"train/{k}": v for k, v in metrics.items()} | _update(learner, batch, iteration)
                 next_task += run.rollout.tasks

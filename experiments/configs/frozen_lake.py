@@ -27,9 +27,9 @@ CONFIG = RunConfig(
     warm_start=WarmStartConfig(batches=3),
     hgpo=HGPOConfig(context_length=2, alpha=1.0),
     # No reference: the start is random, and a pull toward it only slows learning.
-    loss=LossConfig(kl_coef=0.0, entropy_coef=0.001),
+    loss=LossConfig(kl_coef=0.0, entropy_coef=0.003),
     optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=10),
-    learner=LearnerConfig(minibatch_steps=256, row_length=128, old_logprob="behavior"),
+    learner=LearnerConfig(minibatch_steps=64, row_length=128, old_logprob="behavior"),
     rollout=RolloutConfig(
         tasks=16,
         group_size=8,
