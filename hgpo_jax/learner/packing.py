@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from hgpo_jax.config import LearnerConfig
@@ -45,9 +46,12 @@ def pack_steps(
       A ``StepBatch`` of NumPy arrays.
 
     Raises:
-      ValueError: lengths that disagree, an empty prompt or response, a step longer than a row, a
+      ValueError: a setting below 1, lengths that disagree, an empty prompt or response, a step longer than a row, a
         log-probability or signal that is not finite; the message names the step.
     """
+    for name in ("minibatch_steps", "accumulation", "row_length"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"LearnerConfig.{name} is {getattr(config, name)}, but has to be 1 or more")
     lengths = _check_steps(prompt_tokens, response_tokens, old_logprob, ref_logprob, config.row_length)
     n = len(lengths)
     num_real = -(-n // config.minibatch_steps)
@@ -109,14 +113,21 @@ def unpack_tokens(values: Array, batch: StepBatch) -> list[np.ndarray]:
 
 
 def with_logprobs(batch: StepBatch, *, old: Array | None = None, ref: Array | None = None) -> StepBatch:
-    """The batch with old and/or reference log-probabilities replaced by [B, T] arrays; 0 outside the mask."""
-    new = {"old_logprob": old, "ref_logprob": ref}
-    mask = np.asarray(batch.loss_mask)
-    for name, values in new.items():
-        if values is not None and values.shape != mask.shape:
+    """The batch with old and/or reference log-probabilities replaced by [B, T] arrays; 0 outside the mask.
+
+    A batch on the host stays there, one on devices stays on them.
+    """
+    mask, new = batch.loss_mask, {}
+    for name, values in {"old_logprob": old, "ref_logprob": ref}.items():
+        if values is None:
+            continue
+        if values.shape != mask.shape:
             raise ValueError(f"{name} has shape {values.shape}, but the batch's rows have shape {mask.shape}")
-    masked = {k: np.where(mask, np.asarray(v, np.float32), np.float32(0)) for k, v in new.items() if v is not None}
-    return dataclasses.replace(batch, **masked)
+        if isinstance(mask, np.ndarray):
+            new[name] = np.where(mask, np.asarray(values, np.float32), np.float32(0))
+        else:
+            new[name] = jnp.where(mask, jnp.asarray(values, jnp.float32), 0.0)
+    return dataclasses.replace(batch, **new)
 
 
 def _check_steps(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import chex
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -133,6 +137,9 @@ def test_replaced_logprobs_keep_to_the_mask():
     np.testing.assert_array_equal(new.old_logprob, np.where(batch.loss_mask, -1, 0))
     np.testing.assert_array_equal(new.ref_logprob, np.where(batch.loss_mask, -2, 0))
     np.testing.assert_array_equal(with_logprobs(batch, old=ones).ref_logprob, batch.ref_logprob)
+    on_device = with_logprobs(jax.device_put(batch), old=jnp.asarray(-ones))
+    assert isinstance(on_device.old_logprob, jax.Array)
+    np.testing.assert_array_equal(on_device.old_logprob, new.old_logprob)
     with pytest.raises(ValueError, match=r"old_logprob has shape \(1, 2\)"):
         with_logprobs(batch, old=np.ones((1, 2)))
     with pytest.raises(ValueError, match=r"values have shape \(3,\)"):
@@ -174,3 +181,9 @@ def test_replaced_logprobs_keep_to_the_mask():
 def test_bad_input_is_named(change, message):
     with pytest.raises(ValueError, match=message):
         pack_steps(**literal_steps() | change, config=CONFIG, seed=0)
+
+
+@pytest.mark.parametrize("field", ["minibatch_steps", "accumulation", "row_length"])
+def test_settings_below_one_are_named(field):
+    with pytest.raises(ValueError, match=f"LearnerConfig.{field} is 0"):
+        pack_steps(**literal_steps(), config=dataclasses.replace(CONFIG, **{field: 0}), seed=0)
