@@ -1,13 +1,12 @@
-"""Teaches a random policy to read and to reply, and nothing of what to do.
+"""Teaches a random policy the form of a reply, and nothing of what to do.
 
-A language model can read and answer before it is trained to act; one with random weights cannot. Here it learns to
-predict the text, prompts and replies, of an agent that answers in the environment's grammar but chooses its moves by
-lot. Its first rollouts are then a random walk; what it learns about the task comes from reinforcement alone.
+A language model knows how to answer before it is trained to act; one with random weights does not. Here it imitates an
+agent that replies in the environment's grammar but chooses its moves by lot, so that its first rollouts are a random
+walk. What it then learns about the task comes from reinforcement alone.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -44,10 +43,7 @@ def warm_start(learner: Learner, rollouts: Rollouts, first_task: int) -> list[fl
         tasks = range(first_task + i * config.rollout.tasks, first_task + (i + 1) * config.rollout.tasks)
         batch, _ = rollouts.collect(act, None, tasks, jax.random.key(i))
         for j in range(PASSES):
-            packed = learner.pack(batch, (i, j))
-            # The whole text, not the replies alone: what follows an action teaches where to look.
-            packed = dataclasses.replace(packed, loss_mask=packed.positions > 0)
-            params, opt_state, loss = update(params, opt_state, packed)
+            params, opt_state, loss = update(params, opt_state, learner.pack(batch, (i, j)))
             losses.append(float(loss))
     learner.start_from(params)
     return losses
