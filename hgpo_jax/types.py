@@ -97,9 +97,7 @@ class Trajectories:
                 object.__setattr__(self, name, _column(name, given, dtype))
         object.__setattr__(self, "anchor_state", _object_column(self.anchor_state))
         for name, dtype in _RAGGED.items():
-            rows = tuple(
-                _column(f"{name} of step {i}", row, dtype) for i, row in enumerate(getattr(self, name))
-            )
+            rows = tuple(_column(f"{name} of step {i}", row, dtype) for i, row in enumerate(getattr(self, name)))
             object.__setattr__(self, name, rows)
         self._check_lengths()
         self._check_finite()
@@ -139,9 +137,7 @@ class Trajectories:
             keys = [row.tobytes() for row in recording.unflatten("anchor_state", arrays)]
             states = [recording.state_of(key) for key in keys]
             anchor_state = _object_column([states[i] for i in arrays["anchor_state_index"]])
-            columns: dict[str, Any] = {
-                name: arrays[name] for name in _COLUMNS if name != "value" or name in arrays
-            }
+            columns: dict[str, Any] = {name: arrays[name] for name in _COLUMNS if name != "value" or name in arrays}
             ragged: dict[str, Any] = {name: recording.unflatten(name, arrays) for name in _RAGGED}
         except KeyError as missing:
             raise ValueError(f"{os.fspath(path)} is not a recorded batch: it lacks {missing}") from missing
@@ -160,9 +156,7 @@ class Trajectories:
         for i in range(self.num_steps):
             prompt, response, logprob = (len(getattr(self, name)[i]) for name in _RAGGED)
             if not prompt or not response:
-                raise ValueError(
-                    f"step {i} needs a prompt and a response, got {prompt} and {response} tokens"
-                )
+                raise ValueError(f"step {i} needs a prompt and a response, got {prompt} and {response} tokens")
             if response != logprob:
                 raise ValueError(f"step {i} has {response} response tokens but {logprob} log-probabilities")
 
@@ -204,9 +198,7 @@ _RAGGED = {"prompt_tokens": np.int32, "response_tokens": np.int32, "behavior_log
 def _column(name: str, entries: Any, dtype: Any) -> np.ndarray:
     array = np.asarray(entries) if len(entries) else np.zeros(0, dtype)
     if array.ndim != 1 or not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise ValueError(
-            f"{name} must be one-dimensional {np.dtype(dtype)}, got {array.dtype} of shape {array.shape}"
-        )
+        raise ValueError(f"{name} must be one-dimensional {np.dtype(dtype)}, got {array.dtype} of shape {array.shape}")
     return array.astype(dtype)
 
 

@@ -17,10 +17,7 @@ def grouped(a, b):
 
 
 STATES = st.recursive(
-    st.text(max_size=2)
-    | st.binary(max_size=2)
-    | st.integers(-2, 2)
-    | st.sampled_from([0.5, 1.0, True, None]),
+    st.text(max_size=2) | st.binary(max_size=2) | st.integers(-2, 2) | st.sampled_from([0.5, 1.0, True, None]),
     lambda inner: st.tuples(inner, inner) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
     max_leaves=4,
 )
