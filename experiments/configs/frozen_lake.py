@@ -23,12 +23,12 @@ CONFIG = RunConfig(
         head_dim=16,
         rope_theta=10_000.0,
     ),
-    iterations=80,
+    iterations=100,
     warm_start=WarmStartConfig(batches=3),
     hgpo=HGPOConfig(context_length=2, alpha=1.0),
     # No reference: the start is random, and a pull toward it only slows learning.
-    loss=LossConfig(kl_coef=0.0, entropy_coef=0.003),
-    optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=10),
+    loss=LossConfig(kl_coef=0.0, entropy_coef=0.02),
+    optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=10),
     learner=LearnerConfig(minibatch_steps=64, row_length=128, old_logprob="behavior"),
     rollout=RolloutConfig(
         tasks=16,
