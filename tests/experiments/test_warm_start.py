@@ -16,7 +16,7 @@ def test_first_rollouts_are_a_random_walk_in_valid_replies() -> None:
     learner, rollouts = Learner(config), Rollouts(config)
     losses = warm_start(learner, rollouts, 0)
     # An optional "i", a verb of four, a direction of four: ln 2 + ln 4 + ln 4 nats in 3.5 tokens is 0.99.
-    assert losses[0] > 2.5
+    assert losses[0] > 1.2 * losses[-1]
     assert 0.9 < losses[-1] < 1.2
     batch, metrics = rollouts.evaluate(learner.state.params, tasks=64)
     assert metrics["valid_action_share"] > 0.9
