@@ -1,8 +1,8 @@
 """Time of grouping and kernel beside plain loops: ``python -m experiments.benchmarks.estimators``.
 
-Medians on two cores of an AMD EPYC (jax 0.10, CPU) that other jobs kept busy (load 6 to 7), states of 400
-characters, hashes not cached: 6,400 steps at K = 4 take 3.9 to 4.6 ms, of which the kernel 1.2 to 1.6 (the plain
-loops 454 ms); a million steps 1.1 to 1.7 s, of which the kernel 0.6 to 0.8, with a peak of 0.42 GiB above the inputs.
+Medians on two cores of an AMD EPYC (jax 0.10, CPU, nothing else running), states of 400 characters, hashes not cached:
+6,400 steps at K = 4 take 3.6 ms, of which the kernel 0.9 (the plain loops of the tests' oracle 224 ms); a million steps
+0.73 s, of which the kernel 0.26. Peak memory at a million steps, in a run of its own: 0.42 GiB above the inputs.
 """
 
 from __future__ import annotations
