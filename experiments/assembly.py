@@ -14,14 +14,28 @@ from jax.sharding import Mesh
 from envs.core import held_out_tasks, make_vector, prompt_format
 from experiments.configs import RunConfig
 from hgpo_jax.estimators import make_estimator, step_signals
-from hgpo_jax.estimators.advantages import grouping_for
 from hgpo_jax.learner.packing import pack_steps, with_logprobs
 from hgpo_jax.learner.sharding import batch_multiple, batch_shardings, make_mesh, state_shardings
 from hgpo_jax.learner.update import init_state, make_logprobs, make_optimizer, make_update
 from hgpo_jax.policy.tokenization import Tokenizer, load_tokenizer
 from hgpo_jax.policy.transformer import abstract_params, response_logprobs
 from hgpo_jax.rollout.collector import Act, collect, make_actor
-from hgpo_jax.types import Metrics, StepBatch, TrainState, Trajectories
+from hgpo_jax.types import Metrics, StepBatch, StepSignals, TrainState, Trajectories
+
+
+def signals_of(config: RunConfig, batch: Trajectories) -> StepSignals:
+    """What the config's estimator reads of a recorded batch."""
+    return step_signals(
+        batch.anchor_state,
+        batch.prompt_group,
+        batch.trajectory,
+        batch.reward,
+        batch.action_valid,
+        step=batch.step,
+        estimator=config.estimator_config,
+        gamma=config.returns.gamma,
+        invalid_action_penalty=config.returns.invalid_action_penalty,
+    )
 
 
 class Rollouts:
@@ -111,23 +125,11 @@ class Learner:
 
     def pack(self, batch: Trajectories, seed: tuple[int, int]) -> StepBatch:
         """The recorded batch as token rows, with the log-probabilities that the loss compares with."""
-        signals = step_signals(
-            batch.anchor_state,
-            batch.prompt_group,
-            batch.trajectory,
-            batch.reward,
-            batch.action_valid,
-            step=batch.step,
-            estimator=self.config.estimator_config,
-            grouping=grouping_for(self.config.estimator_config),
-            gamma=self.config.returns.gamma,
-            invalid_action_penalty=self.config.returns.invalid_action_penalty,
-        )
         packed = pack_steps(
             batch.prompt_tokens,
             batch.response_tokens,
             batch.behavior_logprob,
-            signals,
+            signals_of(self.config, batch),
             config=self.config.learner,
             seed=seed,
             row_multiple=batch_multiple(self.mesh),

@@ -17,27 +17,18 @@ import numpy as np
 import tyro
 from rich.table import Table
 
-from experiments.assembly import Learner
+from experiments.assembly import Learner, signals_of
 from experiments.configs import EstimatorName, RunConfig, config_from_json
 from experiments.console import CONSOLE
-from hgpo_jax.estimators import compute_advantages
+from hgpo_jax.estimators import make_estimator
 from hgpo_jax.learner.checkpoint import Checkpoints
 from hgpo_jax.types import Metrics, Trajectories
 
 
 def advantages_of(config: RunConfig, batch: Trajectories) -> np.ndarray:
     """f32 [N]: what ``config.estimator`` makes of a recorded batch."""
-    return compute_advantages(
-        batch.anchor_state,
-        batch.prompt_group,
-        batch.trajectory,
-        batch.reward,
-        batch.action_valid,
-        step=batch.step,
-        estimator=config.estimator_config,
-        gamma=config.returns.gamma,
-        invalid_action_penalty=config.returns.invalid_action_penalty,
-    )
+    advantages, _ = make_estimator(config.estimator_config)(signals_of(config, batch))
+    return np.asarray(advantages)
 
 
 def replay(

@@ -63,7 +63,10 @@ def test_a_finished_environment_is_not_touched(monkeypatch):
     reset(vector, [0], task=0)
     vector.step(("go down",))
     monkeypatch.setattr(vector.envs[0].unwrapped, "step", lambda action: pytest.fail("stepped after the end"))
-    vector.step(("go up",))
+    _, rewards, terminated, _, infos = vector.step(("go up",))
+    assert terminated[0]
+    assert rewards[0] == 0
+    assert infos["action"][0] == "go down"  # what was seen last
 
 
 def test_a_vector_needs_an_environment():
