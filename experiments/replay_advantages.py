@@ -2,29 +2,32 @@
 
 Two differences are deliberate, and are told apart instead of failing. A prompt group with a single step (or
 trajectory) gives 0 here, the raw score there. And where all returns of a group are equal, or a step sits on
-its group's mean, the advantage is exactly 0 here, while float32 rounding there can leave a residue of a few
-units in the last place, which a standard deviation of the same residue blows up to anything within [-1, 1]
-and which makes the level take its weight.
+its group's mean, the advantage is exactly 0 here, while float32 rounding there can leave a residue of one or
+two units in the last place, which a standard deviation of 0 or of the same residue blows up to something near 1,
+and which makes the level take its weight. A value is taken for such a residue only if it is one of the few numbers
+that this can give.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import math
 import re
 import warnings
 import zipfile
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from hgpo_jax.config import EstimatorConfig, GiGPOConfig, GRPOConfig, HGPOConfig
 from hgpo_jax.estimators.advantages import make_estimator, size_bucket, step_signals
 from hgpo_jax.estimators.returns import discounted_returns
-from hgpo_jax.types import Array, StepSignals
+from hgpo_jax.types import StepSignals
 
 TOLERANCE = 2e-5  # absolute, or relative to the recorded value
+MOST_COMBINATIONS = 1_000_000  # of residues that are tried for one value
 PENALTY = 0.1  # of an invalid action, in the released runs
 PER_STEP = ("state", "group", "trajectory", "reward", "action_valid", "discounted_return", "step_return")
 NOT_OUTPUTS = {*PER_STEP, "gamma", "response_mask", "token_level_rewards"}
@@ -157,12 +160,23 @@ def _compare(
         )
 
 
+class Level(NamedTuple):
+    """One level of an estimator, [N] each: where may the recording hold a residue, and how large a one?"""
+
+    advantage: np.ndarray
+    on_mean: np.ndarray  # bool: advantage 0 in a group of three or more whose returns are not all 0
+    ulp: np.ndarray  # last place of the group's largest value
+    spread: np.ndarray  # standard deviation
+    growth: np.ndarray  # standard deviation over residue, where all members have the same one
+    normalized: bool  # divided by the standard deviation
+
+
 class DeliberateDifferences:
     """Tells, of values that differ, which do so on purpose; counts them for the notes."""
 
     def __init__(self, signals: StepSignals, steps: int):
         self._signals, self._steps = signals, steps
-        self._cache: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
+        self._cache: dict[tuple, Level] = {}
         self._singles = self._residues = 0
 
     def notes(self) -> list[str]:
@@ -199,22 +213,22 @@ class DeliberateDifferences:
         return bool(same.sum() == 1)
 
     def _residue(self, config: EstimatorConfig, i: int, recorded: float) -> bool:
-        """Try every choice of the levels at which step i is on the mean: did their residues take part?"""
-        items = [(weight, *self._level(config, row)) for weight, row in _items(config)]
-        used = [(weight, float(value[i])) for weight, value, _ in items if value[i] != 0]
-        doubtful = [(weight, float(reach[i])) for weight, _, reach in items if reach[i] > 0]
+        """Whether residues at some of the levels where step i is on the mean add up to the recorded value."""
+        items = [(weight, self._level(config, row)) for weight, row in _items(config)]
+        used = [(weight, float(level.advantage[i])) for weight, level in items if level.advantage[i] != 0]
+        doubtful = [(weight, _residues(level, i)) for weight, level in items if level.on_mean[i]]
+        if math.prod(len(candidates) + 1 for _, candidates in doubtful) > MOST_COMBINATIONS:
+            return False
         mixed = isinstance(config, HGPOConfig)
-        for count in range(1, len(doubtful) + 1):
-            for chosen in itertools.combinations(doubtful, count):
-                total = sum(weight for weight, _ in (*used, *chosen)) if mixed else 1.0
-                middle = sum(weight * value for weight, value in used) / total
-                reach = sum(weight * bound for weight, bound in chosen) / total
-                if abs(recorded - middle) <= reach + TOLERANCE * max(1, abs(recorded)):
-                    return True
-        return False
+        sums, weights = np.array([sum(w * v for w, v in used)]), np.array([sum(w for w, _ in used)])
+        for weight, candidates in doubtful:  # each level takes no part, or takes part with one of its residues
+            sums = np.add.outer(sums, weight * np.append(candidates, 0)).ravel()
+            weights = np.add.outer(weights, np.append(np.full(len(candidates), weight), 0)).ravel()
+        values = sums / np.where(weights > 0, weights, 1) if mixed else sums
+        return bool((np.abs(recorded - values[:-1]) <= TOLERANCE * max(1, abs(recorded))).any())
 
-    def _level(self, config: EstimatorConfig, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """Advantage [N] at one level (-1: the episode's), and how far a residue may reach where it is 0."""
+    def _level(self, config: EstimatorConfig, row: int) -> Level:
+        """One level of the estimator; row -1 is the episode's."""
         normalize = getattr(config, "normalize_std", False)
         key = (type(config), normalize, row)
         if key not in self._cache:
@@ -227,10 +241,8 @@ class DeliberateDifferences:
                 if isinstance(config, GiGPOConfig):  # unbiased std, as GRPO, but over the state's group
                     part = GRPOConfig(normalize)
                     signals = signals._replace(prompt_group=ids, score=values)
-            value = _run(part, signals)
-            residue = _largest(ids, values) * 2.0**-20
-            reach = np.where((value == 0) & (residue > 0), 1.0 if normalize else residue, 0)
-            self._cache[key] = value, reach
+            ddof = int(isinstance(part, GRPOConfig))
+            self._cache[key] = _level(_run(part, signals), np.asarray(ids), np.asarray(values), ddof, normalize)
         return self._cache[key]
 
 
@@ -247,10 +259,24 @@ def _items(config: EstimatorConfig) -> list[tuple[float, int]]:
     return []
 
 
-def _largest(ids: Array, values: Array) -> np.ndarray:
-    """Largest absolute value of each step's group [N]; 0 in groups of two, whose mean is exact."""
-    slot = np.where(np.asarray(ids) < 0, ids.max() + 1, ids)
-    largest = np.zeros(slot.max() + 1)
-    np.maximum.at(largest, slot, np.abs(values))
+def _level(advantage: np.ndarray, ids: np.ndarray, values: np.ndarray, ddof: int, normalize: bool) -> Level:
+    slot = np.where(ids < 0, ids.max() + 1, ids)
     size = np.bincount(slot)
-    return np.where((ids >= 0) & (size[slot] > 2), largest[slot], 0)
+    largest = np.zeros(slot.max() + 1, np.float32)
+    np.maximum.at(largest, slot, np.abs(values))
+    mean = np.bincount(slot, values) / size.clip(1)
+    variance = np.bincount(slot, (values - mean[slot]) ** 2) / (size - ddof).clip(1)
+    # The mean of one and of two values is exact.
+    on_mean = (advantage == 0) & (ids >= 0) & (size[slot] > 2) & (largest[slot] > 0)
+    growth = np.sqrt(size / (size - ddof).clip(1))
+    return Level(advantage, on_mean, np.spacing(largest)[slot], np.sqrt(variance)[slot], growth[slot], normalize)
+
+
+def _residues(level: Level, i: int) -> np.ndarray:
+    """What float32 can leave of step i, on its group's mean: up to two units in the last place of the largest value,
+    divided by the group's standard deviation, which of equal values is 0 or comes of that residue itself."""
+    if not level.normalized:
+        return np.zeros(1)  # far below the tolerance: all that counts is that the level takes its weight
+    distance = np.outer([-2, -1, -0.5, 0.5, 1, 2], level.ulp[i])
+    own = [0, level.growth[i]] if level.spread[i] < 4 * level.ulp[i] else [0]
+    return np.unique((distance / (level.spread[i] + np.abs(distance) * own + 1e-6)).round(6))

@@ -129,28 +129,39 @@ def test_raw_scores_of_single_step_groups_are_told_apart(tmp_path, capsys):
 
 
 def test_residues_of_equal_returns_are_told_apart(tmp_path, capsys):
-    """Three equal returns in state x: there a residue of 1 ulp, 0.488 after the division; here exactly 0."""
+    """Three equal returns in state x leave a residue d of 1 ulp there, 2^-20; here it is exactly 0."""
     returns = [9.9, 9.9, 9.9, 1.0]
-    episode = (np.array(returns) - np.mean(returns)) / np.std(returns, ddof=1)
-    mixed = np.append((episode[:3] + 2 * 0.488) / 3, episode[3])  # base weighs 1, state x weighs 2
+    d = 2.0**-20
+    in_itself, in_nothing, unbiased = d / (d + 1e-6), d / 1e-6, d / (d * 1.5**0.5 + 1e-6)
+    deviation = np.array(returns) - np.mean(returns)
+    episode = deviation / np.std(returns, ddof=1)
     batch = single_step_batch("xxxy", returns)
-    batch["hgpo/K=0/alpha=0.0/mean_std_norm/base=False"] = np.array([0.488, 0.488, 0.488, 0], np.float32)
-    batch["hgpo/K=0/alpha=1.0/mean_std_norm/base=True"] = mixed.astype(np.float32)
-    batch["gigpo/w=1.0/mean_std_norm"] = np.add(episode, [0.4, 0.4, 0.4, 0]).astype(np.float32)
-    mean_norm = (np.array(returns) - np.mean(returns)) / [
-        3,
-        3,
-        3,
-        1,
-    ]  # a residue of 1e-6 takes its full weight
-    batch["hgpo/K=0/alpha=1.0/mean_norm/base=True"] = mean_norm.astype(np.float32)
-    code, printed = verify(tmp_path, capsys, batch=batch)
-    assert code == 0
-    assert "12 values differ on purpose: a step on the mean" in printed
-    for name, change in {
-        "hgpo/K=0/alpha=0.0/mean_std_norm/base=False": [0.6, 0, 0, 0],  # more than a residue can reach
-        "hgpo/K=0/alpha=1.0/mean_norm/base=True": [0, 1e-3, 0, 0],
-        "gigpo/w=1.0/mean_std_norm": [0, 0, 0, 1e-3],  # y is alone: no group, no residue
-    }.items():
-        changed = batch | {name: batch[name] + np.array(change, np.float32)}
-        assert verify(tmp_path, capsys, batch=changed)[0] == 1
+
+    def with_residue(residue, weight):  # the episode weighs 1, state x ``weight``; state y has no group
+        return np.append((episode[:3] + weight * residue) / (1 + weight), episode[3])
+
+    k0 = "hgpo/K=0/alpha=1.0"
+    for values in (
+        {f"{k0}/mean_std_norm/base=False": np.array([in_itself] * 3 + [0])},
+        {f"{k0}/mean_std_norm/base=False": np.array([-in_nothing] * 3 + [0])},
+        {f"{k0}/mean_std_norm/base=True": with_residue(in_itself, 2)},
+        {f"{k0}/mean_norm/base=True": deviation / [3, 3, 3, 1]},  # too small to see, but takes its full weight
+        {"gigpo/w=1.0/mean_std_norm": episode + np.array([unbiased] * 3 + [0])},
+        {"gigpo/w=2.0/mean_std_norm": episode + np.array([-2 * in_nothing] * 3 + [0])},
+    ):
+        recorded = {name: value.astype(np.float32) for name, value in values.items()}
+        code, printed = verify(tmp_path, capsys, batch=batch | recorded)
+        assert code == 0, printed
+        assert "3 values differ on purpose: a step on the mean" in printed
+        for i, change in ((0, 1e-2), (1, -1e-3), (3, 1e-3)):  # anything but such a residue fails, y's value as well
+            changed = {name: value + np.float32(change) * (np.arange(4) == i) for name, value in recorded.items()}
+            assert verify(tmp_path, capsys, batch=batch | changed)[0] == 1
+
+
+def test_a_value_beside_the_mean_of_unequal_returns_fails(tmp_path, capsys):
+    """The middle of 9, 10, 11 has advantage 0 at its level; a standard deviation of 0.8 leaves no room for more."""
+    batch = single_step_batch("xxx", [9.0, 10.0, 11.0])
+    name = "hgpo/K=0/alpha=1.0/mean_std_norm/base=False"
+    right = np.array([-(1.5**0.5), 0, 1.5**0.5], np.float32)
+    assert verify(tmp_path, capsys, batch=batch | {name: right})[0] == 0
+    assert verify(tmp_path, capsys, batch=batch | {name: right + np.float32([0, 1e-3, 0])})[0] == 1
