@@ -27,15 +27,16 @@ DIRECTIONS = {
     "right": (0, 1),
     "up": (-1, 0),
 }  # in the order of FrozenLake's actions
+MOVES = {"left": "to the left", "down": "down", "right": "to the right", "up": "up"}  # what follows a verb
 REWARD_GOAL = 10
 TILE_PROBABILITY = 0.75
 TEST_SHARE = 5  # one layout in five is held out
 SEEDS_PER_TASK = 1000
 
 _TILES = {"S": "ice", "F": "ice", "H": "hole", "G": "goal"}
-_COMMAND = re.compile(rf"\b(?:{'|'.join(VERBS)})\s+({'|'.join(DIRECTIONS)})\b")
+_COMMAND = re.compile(rf"\b(?:{'|'.join(VERBS)})\s+(?:to\s+the\s+(left|right)|(up|down))\b")
 _REPLY_CHARSET = "".join(map(chr, range(32, 127))) + "\n"
-_INSTRUCTION = "cross the frozen lake to the goal\nreply with one move like go left"
+_INSTRUCTION = "cross the frozen lake to the goal\nreply with one move like go up or go to the left"
 
 
 def split_of(layout: Sequence[str]) -> Split:
@@ -100,12 +101,12 @@ def describe(layout: Sequence[str], row: int, column: int) -> str:
 
 
 def parse_reply(reply: str) -> str | None:
-    """The direction of the one command (``go left``, ``walk up``, ..) in a reply; None for no or several.
+    """The direction of the one command (``go to the left``, ``walk up``, ..) in a reply; None for no or several.
 
     Other words may stand around it: the agent can think aloud.
     """
     commands = _COMMAND.findall(reply.lower())
-    return commands[0] if len(commands) == 1 else None
+    return "".join(commands[0]) if len(commands) == 1 else None
 
 
 def shortest_path(layout: Sequence[str], start: tuple[int, int] = (0, 0)) -> list[str]:
@@ -168,7 +169,7 @@ class FrozenLakeText(gymnasium.Env[str, str]):
         if direction is None:
             return self._observation(), 0.0, False, False, self._info("invalid", action_valid=False)
         _, reward, terminated, _, _ = self.lake.step(list(DIRECTIONS).index(direction))
-        info = self._info(f"go {direction}", action_valid=True, won=reward > 0)
+        info = self._info(f"go {MOVES[direction]}", action_valid=True, won=reward > 0)
         return self._observation(), float(reward), bool(terminated), False, info
 
     def render(self) -> Any:
@@ -188,7 +189,7 @@ class FrozenLakeText(gymnasium.Env[str, str]):
 
     @staticmethod
     def format_prompt(observation: str, history: Sequence[tuple[str, str]], info: Mapping[str, Any]) -> str:
-        """About 60 words with two past pairs; ends where the agent's reply begins."""
+        """At most 66 words with two past pairs; ends where the agent's reply begins."""
         del info
         past = "".join(f"before {seen}\nyou {action}\n" for seen, action in history)
         return f"{_INSTRUCTION}\n{past}now {observation}\nyou"
@@ -200,6 +201,6 @@ class FrozenLakeText(gymnasium.Env[str, str]):
 
     @staticmethod
     def random_reply(rng: np.random.Generator) -> str:
-        """``go left``, ``i walk up``, ...: every direction as likely as any other."""
-        words = (rng.choice(["", "i"]), rng.choice(VERBS), rng.choice(list(DIRECTIONS)))
+        """``go to the left``, ``i walk up``, ...: every direction as likely as any other."""
+        words = (rng.choice(["", "i"]), rng.choice(VERBS), rng.choice(list(MOVES.values())))
         return " ".join(filter(None, words))

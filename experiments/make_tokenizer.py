@@ -11,7 +11,7 @@ import tokenizers
 import tyro
 
 import hgpo_jax.policy.tokenization as tokenization
-from envs.frozen_lake import DIRECTIONS, VERBS, FrozenLakeText, lake_map, shortest_path
+from envs.frozen_lake import MOVES, VERBS, FrozenLakeText, lake_map, shortest_path
 
 SHIPPED = Path(tokenization.__file__).parent / "tokenizers"
 
@@ -34,11 +34,11 @@ def frozen_lake_texts(tasks: int = 20) -> Iterator[str]:
         for direction in shortest_path(lake_map(task)):
             yield env.format_prompt(observation, history[-2:], info)
             seen = observation
-            observation, _, _, _, info = env.step(f"go {direction}")
+            observation, _, _, _, info = env.step(f"go {MOVES[direction]}")
             history.append((seen, info["action"]))
         yield env.format_prompt(observation, history[-2:], info)
-    for thought, verb, direction in itertools.product(_THOUGHTS, VERBS, DIRECTIONS):
-        yield f"{thought} {verb} {direction}"
+    for thought, verb, move in itertools.product(_THOUGHTS, VERBS, MOVES.values()):
+        yield f"{thought} {verb} {move}"
 
 
 _TEXTS: dict[str, Callable[[], Iterator[str]]] = {"frozen_lake": frozen_lake_texts}

@@ -30,7 +30,7 @@ from hgpo_jax.config import (
 CONFIG = RunConfig(
     tokenizer="frozen_lake",
     model=ModelConfig(
-        vocab_size=38,
+        vocab_size=39,
         hidden_size=64,
         intermediate_size=192,
         num_layers=3,
@@ -52,7 +52,7 @@ CONFIG = RunConfig(
         history_length=2,
         max_steps=15,
         max_prompt_length=96,
-        max_response_length=6,
+        max_response_length=8,
         eval_sampling=SamplingConfig(temperature=0.4),
     ),
     evaluation=EvaluationConfig(every=10, tasks=200),

@@ -25,8 +25,8 @@ def test_importing_the_package_registers_every_id_once():
 
 
 def test_the_prompt_format_needs_no_instance():
-    text = prompt_format(LAKE)("up ice", [("up hole", "go left")], {})
-    assert text.endswith("before up hole\nyou go left\nnow up ice\nyou")
+    text = prompt_format(LAKE)("up ice", [("up hole", "go to the left")], {})
+    assert text.endswith("before up hole\nyou go to the left\nnow up ice\nyou")
 
 
 def test_a_vector_resets_by_mask_and_returns_one_entry_per_slot():
@@ -36,7 +36,7 @@ def test_a_vector_resets_by_mask_and_returns_one_entry_per_slot():
     observations, infos = reset(vector, [2], task=1, split="test")
     assert observations[:2] == first[:2]
     np.testing.assert_array_equal(infos["_anchor_state"], [False, False, True])
-    observations, rewards, terminated, truncated, infos = vector.step(("go down", "nothing", "go right"))
+    observations, rewards, terminated, truncated, infos = vector.step(("go down", "nothing", "go to the right"))
     assert len(observations) == 3
     assert rewards.shape == terminated.shape == truncated.shape == infos["action_valid"].shape == (3,)
     np.testing.assert_array_equal(infos["action_valid"], [True, False, True])
@@ -53,9 +53,9 @@ def test_finished_and_unused_slots_idle_while_the_others_go_on():
     assert infos["action"][0] == "go down"  # the last step, repeated
     assert seen[1] == ""
     reset(vector, [0], task=0)
-    _, _, terminated, _, infos = vector.step(("go right", ""))
+    _, _, terminated, _, infos = vector.step(("go to the right", ""))
     assert not terminated[0]
-    assert infos["action"][0] == "go right"
+    assert infos["action"][0] == "go to the right"
 
 
 def test_a_finished_environment_is_not_touched(monkeypatch):

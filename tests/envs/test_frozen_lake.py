@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from envs.frozen_lake import (
     DIRECTIONS,
+    MOVES,
     VERBS,
     FrozenLakeText,
     describe,
@@ -68,15 +69,16 @@ def test_what_is_seen(row, column, words):
 @pytest.mark.parametrize(
     ("reply", "direction"),
     [
-        ("go left", "left"),
+        ("go to the left", "left"),
         ("the hole is up so i walk  DOWN now", "down"),
-        ("Move right.", "right"),
-        ("go left go left", None),  # two commands, even the same
+        ("Move to the Right.", "right"),
+        ("go to the left go to the left", None),  # two commands, even the same
         ("left", None),
         ("go", None),
+        ("go left", None),
         ("go to left", None),
-        ("ergo left", None),
-        ("go leftwards", None),
+        ("ergo up", None),
+        ("go upwards", None),
         ("", None),
     ],
 )
@@ -90,7 +92,7 @@ def test_a_reply_needs_exactly_one_command(reply, direction):
     st.lists(st.sampled_from(["i", "see", "hole", "up", "go so", "left"]), max_size=4),
 )
 def test_thinking_aloud_changes_nothing(verb, direction, thought):
-    assert parse_reply(" ".join([*thought, "so", verb, direction])) == direction
+    assert parse_reply(" ".join([*thought, "so", verb, MOVES[direction]])) == direction
 
 
 def test_the_expert_wins_every_map_within_the_cap():
@@ -99,7 +101,7 @@ def test_the_expert_wins_every_map_within_the_cap():
         for task in range(100):
             env.reset(seed=0, options={"task": task, "split": split})
             path = shortest_path(env.layout)
-            steps = [env.step(f"go {direction}") for direction in path]
+            steps = [env.step(f"go {MOVES[direction]}") for direction in path]
             assert len(path) <= 15
             assert [step[1] for step in steps] == [0.0] * (len(path) - 1) + [10.0]
             assert [step[2] for step in steps] == [False] * (len(path) - 1) + [True]
@@ -117,7 +119,7 @@ def test_an_invalid_reply_changes_nothing():
     env = FrozenLakeText()
     seen, info = env.reset(options={"task": 0})
     assert info == {"anchor_state": seen, "action_valid": True, "action": "", "won": False}
-    again, reward, terminated, truncated, info = env.step("go left or go right")
+    again, reward, terminated, truncated, info = env.step("go to the left or go to the right")
     assert (again, reward, terminated, truncated) == (seen, 0.0, False, False)
     assert info == {"anchor_state": seen, "action_valid": False, "action": "invalid", "won": False}
 
@@ -138,7 +140,7 @@ def test_observations_stay_inside_the_space(task, size, path):
     seen, _ = env.reset(seed=task)
     assert seen in env.observation_space
     for direction in path:
-        reply = f"go {direction}"
+        reply = f"go {MOVES[direction]}"
         assert reply in env.action_space
         seen, _, terminated, _, info = env.step(reply)
         assert seen in env.observation_space
@@ -155,12 +157,12 @@ def test_gymnasium_can_cap_the_steps():
 
 
 def test_the_prompt_ends_where_the_reply_begins():
-    text = FrozenLakeText.format_prompt("up ice", [("up hole", "go left"), ("up wall", "invalid")], {})
+    text = FrozenLakeText.format_prompt("up ice", [("up hole", "go to the left"), ("up wall", "invalid")], {})
     assert text == (
         "cross the frozen lake to the goal\n"
-        "reply with one move like go left\n"
+        "reply with one move like go up or go to the left\n"
         "before up hole\n"
-        "you go left\n"
+        "you go to the left\n"
         "before up wall\n"
         "you invalid\n"
         "now up ice\n"
@@ -195,6 +197,6 @@ def test_bad_calls():
     with pytest.raises(ValueError, match="size must be at least 3"):
         FrozenLakeText(size=2)
     with pytest.raises(gymnasium.error.ResetNeeded, match="call reset before step"):
-        FrozenLakeText().step("go left")
+        FrozenLakeText().step("go to the left")
     with pytest.raises(ValueError, match="has no way from"):
         shortest_path(("SH", "HG"))

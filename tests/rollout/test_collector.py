@@ -125,7 +125,7 @@ def test_invalid_replies_are_marked_and_remembered():
     assert metrics["valid_action_share"] == pytest.approx(5 / 6)
     assert len(set(batch.anchor_state)) == 1
     seen = batch.anchor_state[0]
-    start = "cross the frozen lake to the goal reply with one move like go left"
+    start = "cross the frozen lake to the goal reply with one move like go up or go to the left"
     assert act.prompts[0] == [f"{start} now {seen} you"]
     assert act.prompts[1] == [f"{start} before {seen} you go up now {seen} you"]
     assert act.prompts[2] == [f"{start} before {seen} you go up before {seen} you invalid now {seen} you"]
@@ -133,10 +133,10 @@ def test_invalid_replies_are_marked_and_remembered():
 
 
 def test_the_batch_holds_what_was_read_and_said():
-    act = Script(lambda i, prompt, turn: "so i go right" if turn == 0 else "go up")
+    act = Script(lambda i, prompt, turn: "so i go to the right" if turn == 0 else "go up")
     batch, _ = roll(act, tasks=(0,), group_size=1)
     assert [TOKENIZER.decode(prompt) for prompt in batch.prompt_tokens] == [row[0] for row in act.prompts]
-    assert TOKENIZER.decode(batch.response_tokens[0]) == "so i go right"
+    assert TOKENIZER.decode(batch.response_tokens[0]) == "so i go to the right"
     assert [len(row) for row in batch.response_tokens] == [5, 3, 3, 3, 3, 3]
     for response, logprob in zip(batch.response_tokens, batch.behavior_logprob, strict=True):
         assert response[-1] == EOS
@@ -168,7 +168,7 @@ def test_a_rows_key_depends_on_its_episode_and_turn_alone():
 @pytest.mark.parametrize("num_envs", [1, 3, 4, 9])
 def test_waves_change_nothing(num_envs):
     def reply(i, prompt, turn):
-        return "go down" if prompt.count("before") == 2 else "go right"
+        return "go down" if prompt.count("before") == 2 else "go to the right"
 
     whole, _ = roll(Script(reply), num_envs=4)
     waves, metrics = roll(Script(reply), num_envs=num_envs)

@@ -18,9 +18,9 @@ def test_it_holds_the_last_pairs(pairs, history_length):
 
 
 def test_adding_leaves_the_old_one_alone():
-    first = Memory(2).add("a", "go left")
+    first = Memory(2).add("a", "go to the left")
     first.add("b", "go up")
-    assert first.entries == (("a", "go left"),)
+    assert first.entries == (("a", "go to the left"),)
 
 
 def test_a_negative_length_is_refused():
