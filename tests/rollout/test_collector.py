@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envs.core import make_vector, prompt_format
-from envs.frozen_lake import FrozenLakeText, lake_map, shortest_path
+from envs.frozen_lake import MOVES, FrozenLakeText, lake_map, shortest_path
 from hgpo_jax.config import ModelConfig, RolloutConfig, SamplingConfig
 from hgpo_jax.policy.tokenization import load_tokenizer
 from hgpo_jax.policy.transformer import init_params
@@ -58,7 +58,7 @@ def roll(act, tasks=(0, 1), group_size=2, num_envs=None, config=CONFIG, vector_e
 
 def test_the_expert_wins_every_episode():
     ways = [shortest_path(lake_map(task, "test")) for task in (3, 4)]
-    act = Script(lambda i, prompt, turn: f"i go {ways[i // 2][turn]}")
+    act = Script(lambda i, prompt, turn: f"i go {MOVES[ways[i // 2][turn]]}")
     batch, metrics = roll(act, tasks=(3, 4), split="test")
     n = batch.num_steps
     assert n == 2 * sum(map(len, ways))
@@ -72,8 +72,8 @@ def test_the_expert_wins_every_episode():
         "episode_length": 6.0,
         "episodes": 4,
     }
-    assert (metrics["valid_action_share"], metrics["response_length"], metrics["tokens"]) == (1.0, 4.0, 96)
-    assert metrics["tokens_per_second"] == pytest.approx(96 / metrics["seconds"])
+    assert (metrics["valid_action_share"], metrics["response_length"], metrics["tokens"]) == (1.0, 5.0, 120)
+    assert metrics["tokens_per_second"] == pytest.approx(120 / metrics["seconds"])
 
 
 def test_groups_trajectories_and_steps_are_numbered_in_order():
@@ -137,7 +137,7 @@ def test_the_batch_holds_what_was_read_and_said():
     batch, _ = roll(act, tasks=(0,), group_size=1)
     assert [TOKENIZER.decode(prompt) for prompt in batch.prompt_tokens] == [row[0] for row in act.prompts]
     assert TOKENIZER.decode(batch.response_tokens[0]) == "so i go to the right"
-    assert [len(row) for row in batch.response_tokens] == [5, 3, 3, 3, 3, 3]
+    assert [len(row) for row in batch.response_tokens] == [7, 3, 3, 3, 3, 3]
     for response, logprob in zip(batch.response_tokens, batch.behavior_logprob, strict=True):
         assert response[-1] == EOS
         chex.assert_equal_shape((response, logprob))
