@@ -30,7 +30,7 @@ from hgpo_jax.config import (
 CONFIG = RunConfig(
     tokenizer="frozen_lake",
     model=ModelConfig(
-        vocab_size=39,
+        vocab_size=40,  # 39 words, rounded up so that a mesh can divide them
         hidden_size=64,
         intermediate_size=192,
         num_layers=3,

@@ -2,6 +2,8 @@
 
 import json
 import signal
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from experiments import evaluate, replay, train
 from experiments.assembly import Learner
 from experiments.configs import config_from_json, config_to_json, load_config
 from experiments.console import count_compilations
+from experiments.records import Records
 from hgpo_jax.learner.checkpoint import Checkpoints
 from hgpo_jax.types import Trajectories
 
@@ -116,7 +119,7 @@ def test_evaluation_of_a_run(finished: Path) -> None:
 @pytest.mark.slow
 def test_checkpoint_of_another_model(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = error_of(["--resume", str(finished), "--model.hidden-size", "32"], capsys)
-    assert "does not fit: embed is float32[38, 16] in the checkpoint, float32[38, 32] in this run" in message
+    assert "does not fit: embed is float32[40, 16] in the checkpoint, float32[40, 32] in this run" in message
 
 
 @pytest.mark.slow
@@ -131,6 +134,54 @@ def test_a_run_needs_few_compilations(tmp_path: Path) -> None:
     assert len(rows(tmp_path / "a")) == 3
     first = len(count)
     assert 0 < first <= 40
+
+
+@pytest.mark.slow
+def test_a_mesh_gives_the_run_of_one_device(tmp_path: Path) -> None:
+    """Sampling from sharded parameters, grouping, update and checkpoint on eight devices."""
+    args = [*SETTINGS, "--iterations", "2", "--directory"]
+    train.main([*args, str(tmp_path / "one")])
+    mesh = ("--mesh.data", "2", "--mesh.fsdp", "2", "--mesh.tensor", "2")
+    train.main([*args, str(tmp_path / "eight"), *mesh])
+    for one, eight in zip(rows(tmp_path / "one"), rows(tmp_path / "eight"), strict=True):
+        for name in one.keys() - {"estimator/mean_group_size"}:
+            if not name.endswith(("seconds", "tokens_per_second")):
+                np.testing.assert_allclose(eight[name], one[name], rtol=2e-3, atol=2e-4, err_msg=name)
+    one, eight = (final_state(tmp_path / name)[0] for name in ("one", "eight"))
+    assert len(jax.tree.leaves(eight.params)[0].sharding.device_set) == 8
+    chex.assert_trees_all_close(jax.device_get(eight.params), jax.device_get(one.params), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_profile_writes_a_trace(tmp_path: Path) -> None:
+    train.main([*SETTINGS, "--iterations", "1", "--directory", str(tmp_path), "--profile"])
+    traces = list((tmp_path / "profile").rglob("*.xplane.pb"))
+    assert len(traces) == 1
+    assert traces[0].stat().st_size > 10_000
+
+
+def test_wandb_gets_every_scalar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package is an extra; a stand-in notes the calls."""
+    calls: list[Any] = []
+
+    class Run:
+        log = staticmethod(lambda scalars, step: calls.append((step, scalars)))
+        finish = staticmethod(lambda: calls.append("finish"))
+
+    stand_in = types.ModuleType("wandb")
+    setattr(stand_in, "init", lambda **settings: calls.append(settings) or Run())  # noqa: B010 (a module has no such field)
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    records = Records(tmp_path, wandb=True)
+    records.add(3, {"eval/success": np.float32(0.5), "estimator/coverage": np.ones(2)})
+    records.close()
+    settings, logged, finish = calls
+    assert settings["project"] == "hgpo_jax"
+    assert settings["id"] == tmp_path.name, "a resumed run goes on in the same W&B run"
+    assert logged == (3, {"iteration": 3, "eval/success": 0.5})
+    assert finish == "finish"
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match=r"pip install 'hgpo_jax\[wandb\]'"):
+        Records(tmp_path, wandb=True)
 
 
 @pytest.mark.parametrize(
