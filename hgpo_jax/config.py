@@ -88,11 +88,12 @@ class LossConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW (or plain SGD, for tests) behind a clip of the gradient's norm, at a constant rate after warm-up."""
+    """AdamW (or plain SGD, for tests) behind a clip of the gradient's norm."""
 
     name: Literal["adamw", "sgd"] = "adamw"
     learning_rate: float = 1e-6
     warmup_steps: int = 0
+    decay_steps: int = 0  # after warm-up, over which the rate falls linearly to a tenth; 0 keeps it constant
     b1: float = 0.9
     b2: float = 0.999
     weight_decay: float = 0.01

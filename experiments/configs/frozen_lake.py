@@ -39,13 +39,12 @@ CONFIG = RunConfig(
         head_dim=16,
         rope_theta=10_000.0,
     ),
-    iterations=60,
+    iterations=125,
     warm_start=WarmStartConfig(batches=3),
-    hgpo=HGPOConfig(context_length=2, alpha=1.0),
-    # No reference: the start is random, and a pull toward it only slows learning.
-    loss=LossConfig(kl_coef=0.0, entropy_coef=0.02),
-    optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=10),
-    learner=LearnerConfig(minibatch_steps=64, row_length=128, old_logprob="behavior"),
+    hgpo=HGPOConfig(context_length=2, alpha=1.0, normalize_std=False),
+    loss=LossConfig(kl_coef=0.2, entropy_coef=0.0),
+    optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=10, decay_steps=1300, b2=0.95),
+    learner=LearnerConfig(minibatch_steps=64, row_length=80, old_logprob="behavior"),
     rollout=RolloutConfig(
         tasks=16,
         group_size=8,

@@ -32,7 +32,8 @@ _NOT_DECAYED = ("bias", "scale", "norm")
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """AdamW (arXiv 1711.05101) or SGD behind a clip of the gradient's global norm.
 
-    The rate is ``learning_rate * min(1, (steps taken + 1) / warmup_steps)``. Weight decay leaves biases and
+    The rate is ``learning_rate * min(1, (steps taken + 1) / warmup_steps)``, and with ``decay_steps`` it then falls
+    linearly, to a tenth after that many steps, where it stays. Weight decay leaves biases and
     norm scales alone, as is usual; torch's AdamW in the released code decays them too, by lr * 0.01 = 1e-8 a
     step.
 
@@ -40,9 +41,13 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
       ValueError: a name other than "adamw" or "sgd".
     """
     rate: optax.ScalarOrSchedule = config.learning_rate
+    if config.decay_steps:
+        rate = optax.linear_schedule(config.learning_rate, config.learning_rate / 10, config.decay_steps)
     if config.warmup_steps > 1:
-        first = config.learning_rate / config.warmup_steps
-        rate = optax.linear_schedule(first, config.learning_rate, config.warmup_steps - 1)
+        first, length = config.learning_rate / config.warmup_steps, config.warmup_steps - 1
+        rise = optax.linear_schedule(first, config.learning_rate, length)
+        after = rate if callable(rate) else optax.constant_schedule(rate)
+        rate = optax.join_schedules([rise, after], [length])
     if config.name == "adamw":
         rule = optax.adamw(rate, config.b1, config.b2, weight_decay=config.weight_decay, mask=_decayed)
     elif config.name == "sgd":

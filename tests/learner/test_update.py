@@ -379,16 +379,25 @@ def test_optimizer_by_hand():
     np.testing.assert_allclose(updates["w"], [-0.18, -0.24], rtol=1e-6)
 
 
-def test_warmup_by_hand():
-    """Four warm-up steps: a quarter, a half, three quarters, then the full rate for good."""
-    optimizer = make_optimizer(dataclasses.replace(SGD, learning_rate=0.4, warmup_steps=4))
+@pytest.mark.parametrize(
+    ("warmup_steps", "decay_steps", "rates"),
+    [
+        (0, 0, [0.4] * 7),
+        (4, 0, [0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.4]),  # a quarter, a half, three quarters, then the full rate for good
+        (0, 4, [0.4, 0.31, 0.22, 0.13, 0.04, 0.04, 0.04]),  # down to a tenth, where it stays
+        (2, 4, [0.2, 0.4, 0.31, 0.22, 0.13, 0.04, 0.04]),
+    ],
+)
+def test_learning_rate_by_hand(warmup_steps: int, decay_steps: int, rates: list[float]):
+    config = dataclasses.replace(SGD, learning_rate=0.4, warmup_steps=warmup_steps, decay_steps=decay_steps)
+    optimizer = make_optimizer(config)
     params, moves = {"w": jnp.ones(1)}, []
     updates: Any
     opt_state = optimizer.init(params)
-    for _ in range(6):
+    for _ in rates:
         updates, opt_state = optimizer.update({"w": jnp.ones(1)}, opt_state, params)
         moves.append(-float(updates["w"][0]))
-    np.testing.assert_allclose(moves, [0.1, 0.2, 0.3, 0.4, 0.4, 0.4], rtol=1e-6)
+    np.testing.assert_allclose(moves, rates, rtol=1e-6)
 
 
 def test_weight_decay_spares_norms_and_biases():
