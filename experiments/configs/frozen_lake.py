@@ -41,7 +41,7 @@ CONFIG = RunConfig(
         head_dim=16,
         rope_theta=10_000.0,
     ),
-    iterations=115,
+    iterations=100,
     warm_start=WarmStartConfig(batches=3),
     # Nobody divides by the standard deviation: it would make a step saved weigh as much as a lake crossed.
     hgpo=HGPOConfig(context_length=2, alpha=1.0, normalize_std=False),
@@ -50,7 +50,7 @@ CONFIG = RunConfig(
     # The reference replies at random: pulled toward it, the policy goes on trying every move where no return speaks
     # for one, at the end of a blind alley above all.
     loss=LossConfig(kl_coef=0.2, entropy_coef=0.0),
-    optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=10, decay_steps=1200, b2=0.95),
+    optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=10, decay_steps=1000, b2=0.95),
     learner=LearnerConfig(minibatch_steps=64, row_length=80, old_logprob="behavior"),
     rollout=RolloutConfig(
         tasks=16,

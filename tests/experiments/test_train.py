@@ -153,6 +153,17 @@ def test_a_mesh_gives_the_run_of_one_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["gigpo", "grpo", "rloo", "reinforce"])
+def test_every_rival_trains(estimator: str, tmp_path: Path) -> None:
+    train.main([*SETTINGS, "--iterations", "1", "--directory", str(tmp_path), "--estimator", estimator])
+    row = rows(tmp_path)[1]
+    assert row["update/optimizer_steps"] >= 1
+    assert row["update/signal_share"] > 0
+    assert 0 < row["update/grad_norm"] < np.inf
+    assert config_from_json(tmp_path / "config.json").estimator == estimator
+
+
+@pytest.mark.slow
 def test_profile_writes_a_trace(tmp_path: Path) -> None:
     train.main([*SETTINGS, "--iterations", "1", "--directory", str(tmp_path), "--profile"])
     traces = list((tmp_path / "profile").rglob("*.xplane.pb"))
