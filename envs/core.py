@@ -118,8 +118,12 @@ def make_vector(env_id: str, num_envs: int, **kwargs: Any) -> TextVectorEnv:
         **kwargs: passed on to the environment.
 
     Raises:
-        ValueError: if ``num_envs`` is not positive.
+        ValueError: if ``num_envs`` is not positive, or gymnasium knows no such id.
     """
+    try:
+        gymnasium.spec(env_id)
+    except gymnasium.error.Error as error:
+        raise ValueError(f"{error}; the text environments here are {', '.join(ENTRY_POINTS)}") from error
     if num_envs < 1:
         raise ValueError(f"num_envs must be at least 1, got {num_envs}")
     return TextVectorEnv([lambda: gymnasium.make(env_id, disable_env_checker=True, **kwargs) for _ in range(num_envs)])

@@ -103,7 +103,7 @@ def describe(layout: Sequence[str], row: int, column: int) -> str:
 def parse_reply(reply: str) -> str | None:
     """The direction of the one command (``go to the left``, ``walk up``, ..) in a reply; None for no or several.
 
-    Other words may stand around it: the agent can think aloud.
+    Other words may stand around it, and are not understood: the agent can think aloud, but "do not go up" goes up.
     """
     commands = _COMMAND.findall(reply.lower())
     return "".join(commands[0]) if len(commands) == 1 else None

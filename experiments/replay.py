@@ -44,7 +44,11 @@ def replay(
       update: also take one update with the latest checkpoint's state.
     """
     config = config_from_json(run / "config.json")
-    batch = Trajectories.load(run / "rollouts" / f"{iteration:05d}.npz")
+    path = run / "rollouts" / f"{iteration:05d}.npz"
+    if not path.exists():
+        kept = ", ".join(str(int(file.stem)) for file in sorted((run / "rollouts").glob("*.npz")))
+        raise ValueError(f"{path} is missing: train with --dump-rollouts; batches kept: {kept or 'none'}")
+    batch = Trajectories.load(path)
     names = get_args(EstimatorName)
     advantages = {name: advantages_of(dataclasses.replace(config, estimator=name), batch) for name in names}
     table = Table(title=f"iteration {iteration}: {batch.num_steps} steps")
@@ -74,7 +78,7 @@ def main(argv: list[str] | None = None) -> None:
     """The command line."""
     try:
         tyro.cli(replay, args=argv, description=__doc__)
-    except (ValueError, FloatingPointError, FileNotFoundError) as error:
+    except (ValueError, FloatingPointError) as error:
         CONSOLE.print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)
         sys.exit(2)
 

@@ -54,14 +54,17 @@ def replay_directory(directory: Path) -> list[Report]:
         reports.append(Report(path.name))
         try:
             recordings.append(_load(path))
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             reports[-1].problems.append(f"damaged: {error}")
             recordings.append(None)
     # One padded size for all the files: each kind of output is compiled once.
     size = size_bucket(max((len(r["state"]) for r in recordings if r), default=1))
     for report, recording in zip(reports, recordings, strict=True):
         if recording:
-            _replay(report, recording, size)
+            try:
+                _replay(report, recording, size)
+            except (ValueError, TypeError, OverflowError, MemoryError) as error:  # the other files are still replayed
+                report.problems.append(f"damaged: {error}")
     return reports
 
 
@@ -108,13 +111,9 @@ def _replay(report: Report, recording: dict[str, np.ndarray], size: int) -> None
     gamma = float(recording["gamma"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # single rollouts: the notes tell where they matter
-        try:
-            signals = step_signals(
-                *inputs, estimator=HGPOConfig(levels), gamma=gamma, invalid_action_penalty=PENALTY, size=size
-            )
-        except ValueError as error:
-            report.problems.append(f"damaged: {error}")
-            return
+        signals = step_signals(
+            *inputs, estimator=HGPOConfig(levels), gamma=gamma, invalid_action_penalty=PENALTY, size=size
+        )
     report.steps = steps = len(recording["reward"])
     returns = discounted_returns(recording["reward"], recording["trajectory"], gamma)
     _compare(report, "discounted_return", recording["discounted_return"], returns)

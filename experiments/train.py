@@ -10,6 +10,7 @@ A run's folder holds config.json, environment.json, metrics.jsonl, tensorboard/,
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -22,7 +23,7 @@ import jax
 import tyro
 
 from experiments.assembly import Learner, Rollouts
-from experiments.configs import RunConfig, config_from_json, config_to_json, load_config
+from experiments.configs import RunConfig, changed_fields, config_from_json, config_to_json, load_config
 from experiments.console import CONSOLE, count_compilations, progress_bar, stop_requests, summarise
 from experiments.records import Records, draw_learning_curve, environment
 from experiments.warm_start import warm_start
@@ -93,6 +94,8 @@ def _begin(
     """Sets up the folder, or restores its last checkpoint; returns the iterations done and the next task."""
     if not resuming and checkpoints.iterations():
         raise ValueError(f"{where} already holds a run: go on with --resume {where}, or choose another --directory")
+    if resuming:
+        _tell_changes(config_from_json(where / "config.json"), run)
     # Each seed has a stream of tasks of its own.
     iteration, next_task = 0, run.seed * 1_000_000
     # A resumed run needs the start again only as the loss's reference.
@@ -106,6 +109,14 @@ def _begin(
     (where / "config.json").write_text(json.dumps(config_to_json(run), indent=2))
     (where / "environment.json").write_text(json.dumps(environment(), indent=2))
     return iteration, next_task
+
+
+def _tell_changes(saved: RunConfig, run: RunConfig) -> None:
+    """A resumed run may go on with other settings, but not unnoticed; its seed is that of its start."""
+    for name, (old, new) in changed_fields(saved, run).items():
+        if name == "seed":
+            raise ValueError(f"seed is {new}, but the run was started with {old}: leave --seed out, or start a new run")
+        CONSOLE.print(f"resuming with {name} = {new} (was {old})", highlight=False)
 
 
 def _update(learner: Learner, batch: Any, iteration: int) -> dict[str, Any]:
@@ -138,12 +149,19 @@ def _default_directory(run: RunConfig) -> Path:
     return Path("runs") / f"{run.estimator}-{env}-seed{run.seed}"
 
 
+def _resumed(args: list[str]) -> str | None:
+    """What follows --resume, or its equals sign: the run's own config has to be known before the rest is read."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--resume", nargs="?")
+    return parser.parse_known_args(args)[0].resume
+
+
 def main(argv: list[str] | None = None) -> None:
     """The command line: an optional config name, then overrides."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        if "--resume" in args[:-1]:
-            base = config_from_json(Path(args[args.index("--resume") + 1]) / "config.json")
+        if resume := _resumed(args):
+            base = config_from_json(Path(resume) / "config.json")
         else:
             named = bool(args) and not args[0].startswith("-")
             base = load_config(args.pop(0) if named else "frozen_lake")

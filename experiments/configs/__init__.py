@@ -80,10 +80,20 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.estimator not in get_args(EstimatorName):
             raise ValueError(f"estimator is {self.estimator!r}, expected one of {', '.join(get_args(EstimatorName))}")
-        positive = ("iterations", "checkpoint_every")
-        for name in positive:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but has to be at least 1")
+        positive = {
+            "iterations": self.iterations,
+            "checkpoint_every": self.checkpoint_every,
+            "evaluation.every": self.evaluation.every,
+            "evaluation.tasks": self.evaluation.tasks,
+            "rollout.tasks": self.rollout.tasks,
+            "rollout.group_size": self.rollout.group_size,
+        }
+        for name, value in positive.items():
+            if value < 1:
+                raise ValueError(f"{name} is {value}, but has to be at least 1")
+        for name, value in {"seed": self.seed, "evaluation.seed": self.evaluation.seed}.items():
+            if value < 0:
+                raise ValueError(f"{name} is {value}, but has to be at least 0")
         if self.rollout.train_sampling.temperature <= 0:
             raise ValueError("rollout.train_sampling.temperature must be above 0: greedy replies give no gradient")
 
@@ -103,6 +113,19 @@ def load_config(name: str) -> RunConfig:
 def config_to_json(config: RunConfig) -> dict[str, Any]:
     """A plain dict that ``config_from_json`` reads back."""
     return dataclasses.asdict(config)
+
+
+def changed_fields(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """``{"rollout.tasks": (16, 32)}``: the fields in which two configs differ, innermost names."""
+
+    def flat(value: Any, name: str) -> dict[str, Any]:
+        if not isinstance(value, dict) or not value:
+            return {name: value}
+        return {k: v for key, part in value.items() for k, v in flat(part, f"{name}.{key}".lstrip(".")).items()}
+
+    before, after = flat(config_to_json(old), ""), flat(config_to_json(new), "")
+    names = {**before, **after}
+    return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
 
 
 def config_from_json(path: Path) -> RunConfig:

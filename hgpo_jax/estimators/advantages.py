@@ -21,6 +21,9 @@ UserEstimator = Callable[[StepSignals], Array | tuple[Array, Diagnostics]]
 Estimator = EstimatorConfig | UserEstimator
 
 
+_LARGEST = 1e18  # of a return or score; the square of a larger one is beyond float32
+
+
 class Grouping(NamedTuple):
     """Which levels to group: ``group_steps(.., **grouping_for(estimator)._asdict())``."""
 
@@ -102,13 +105,19 @@ def step_signals(
       StepSignals of NumPy arrays, [size] and [L, size].
 
     Raises:
-      ValueError: as `group_steps` and `step_returns`; size below N.
+      ValueError: as `group_steps` and `step_returns`; size below N; a GiGPOConfig with a grouping other than the
+        state level's; returns or scores too large for float32 statistics (the message names the step).
     """
+    for name, array in {"reward": reward, "action_valid": action_valid, "step_return": step_return}.items():
+        if array is not None and np.ndim(array) != 1:
+            raise ValueError(f"{name} has shape {list(np.shape(array))}, expected one value per step: [N]")
     length = check_lengths(anchor_state=anchor_state, reward=reward, action_valid=action_valid, step_return=step_return)
     size = length if size is None else size
     if size < length:
         raise ValueError(f"size {size} is less than the {length} steps of the batch")
-    levels = grouping_for(estimator) if grouping is None else grouping
+    levels = grouping_for(estimator) if grouping is None else Grouping(*grouping)
+    if isinstance(estimator, GiGPOConfig) and levels.root != "state":
+        raise ValueError('GiGPO compares steps in the same state: its grouping must have root "state"')
     group_ids = group_steps(anchor_state, prompt_group, trajectory, step=step, **levels._asdict())
     penalty = invalid_action_penalty
     if step_return is None:
@@ -119,6 +128,10 @@ def step_signals(
     if not np.isfinite(step_return).all():
         raise ValueError(f"step_return of step {np.argmin(np.isfinite(step_return))} is not finite")
     score = episode_scores(reward, trajectory, action_valid, invalid_action_penalty=penalty)
+    for name, values in {"return": step_return, "score": score}.items():
+        if not (np.abs(values) < _LARGEST).all():
+            i = int(np.argmin(np.abs(values) < _LARGEST))
+            raise ValueError(f"the {name} of step {i} is {values[i]:g}, too large for float32: scale the rewards down")
 
     def pad(x: np.ndarray, fill: float) -> np.ndarray:
         return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - length)], constant_values=fill)
@@ -164,7 +177,7 @@ def compute_advantages(
       f32 [N]; with return_diagnostics a pair of it and a dict of NumPy arrays, per-step ones cut to N.
 
     Raises:
-      ValueError: as `step_signals` and `make_estimator`.
+      ValueError: as `step_signals` and `make_estimator`; an advantage that is not finite.
     """
     run = _compiled(estimator)
     length = check_lengths(anchor_state=anchor_state, prompt_group=prompt_group)
@@ -184,6 +197,9 @@ def compute_advantages(
     )
     advantages, diagnostics = run(signals)
     advantages = np.array(advantages)[:length]
+    if not np.isfinite(advantages).all():
+        i = int(np.argmin(np.isfinite(advantages)))
+        raise ValueError(f"the estimator {estimator!r} gave step {i} the advantage {advantages[i]}: not finite")
     if not return_diagnostics:
         return advantages
     size = len(signals.valid)

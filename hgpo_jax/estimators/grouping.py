@@ -116,7 +116,10 @@ def compact_ids(labels: Sequence[Any] | np.ndarray) -> np.ndarray:
     if high - low > 4 * array.size + 1024:
         array = np.unique(array, return_inverse=True)[1]
         low, high = 0, int(array.max())
-    offset = array.astype(np.int64) - low
+    if array.dtype.kind == "b":
+        array = array.astype(np.int8)
+    # Subtracted in the labels' own type: unsigned ones may lie beyond int64.
+    offset = (array - array.min()).astype(np.int64)
     first = np.full(high - low + 1, -1)
     first[offset[::-1]] = np.arange(array.size)[::-1]  # written last, so the earliest step stays
     is_first = first[offset] == np.arange(array.size)

@@ -65,8 +65,8 @@ def check_hierarchy_config(config: HGPOConfig) -> None:
         raise ValueError(f"HGPOConfig.context_length must be 0 or more, got {config.context_length}")
     if math.isnan(config.alpha) or config.alpha < 0:
         raise ValueError(f"HGPOConfig.alpha must be 0 or more, got {config.alpha}")
-    if config.weight_offset < 1:
-        raise ValueError(f"HGPOConfig.weight_offset must be 1 or more, got {config.weight_offset}")
+    if not 1 <= config.weight_offset < math.inf:
+        raise ValueError(f"HGPOConfig.weight_offset must be a number of 1 or more, got {config.weight_offset}")
     if config.root not in ("state", "prompt"):
         raise ValueError(f'HGPOConfig.root must be "state" or "prompt", got {config.root!r}')
 

@@ -121,6 +121,10 @@ def too_short(signals):
     return signals.score[1:]
 
 
+def not_finite(signals):
+    return signals.score / 0.0
+
+
 def batch_of(**changes):
     fields = batches.random_batch(0)._asdict()
     settings = {"estimator": HGPOConfig(1), "gamma": 0.9, "invalid_action_penalty": 0.1}
@@ -139,6 +143,21 @@ def batch_of(**changes):
         (lambda: compute_advantages(**batch_of(reward=[0.0])), "reward 1"),
         (lambda: compute_advantages(**batch_of(action_valid=[True])), "action_valid 1"),
         (lambda: compute_advantages(**batch_of(step_return=jnp.full(75, jnp.nan))), "step_return"),
+        (
+            lambda: compute_advantages(**batch_of(estimator=not_finite)),
+            r"not_finite.* gave step 0 the advantage .*not fin",
+        ),
+        (lambda: compute_advantages(**batch_of(action_valid=np.ones((87, 1)))), r"action_valid has shape \[87, 1\]"),
+        (lambda: compute_advantages(**batch_of(step_return=np.ones((87, 1)))), r"step_return has shape \[87, 1\]"),
+        (
+            lambda: compute_advantages(**batch_of(reward=np.where(np.arange(87) == 7, 2e38, 0))),
+            r"the return of step \d+ is .*e\+38, too large for float32: scale the rewards down",
+        ),
+        (lambda: compute_advantages(**batch_of(estimator=HGPOConfig(weight_offset=float("nan")))), "weight_offset"),  # pyright: ignore
+        (
+            lambda: compute_advantages(**batch_of(estimator=GiGPOConfig(), grouping=Grouping(0, "prompt"))),
+            'grouping must have root "state"',
+        ),
         (lambda: step_signals(**batch_of(size=3)), "size 3 is less than the"),
         (lambda: compute_advantages([], [], [], []), "batch is empty"),
     ],

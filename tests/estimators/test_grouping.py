@@ -133,8 +133,12 @@ def test_compact_ids_number_by_first_appearance():
         ["b", "a", "b", "c"],
         np.array([10**12, 3, 10**12, 5]),
         [True, False, True, 2],
+        [2**63 + 11, 2**63, 2**63 + 11, 2**63 + 1],
+        np.array([2**64 - 1, 0, 2**64 - 1, 7], np.uint64),
+        [-(2**63), 2**63 - 1, -(2**63), 0],
     ):
         assert compact_ids(labels).tolist() == [0, 1, 0, 2]
+    assert compact_ids(np.array([True, False, True])).tolist() == [0, 1, 0]
     assert compact_ids(np.array([2, 1], np.uint8)).dtype == np.int32
 
 

@@ -1,6 +1,7 @@
 """The loop end to end: a run, its folder, stopping and resuming, and what a user may get wrong."""
 
 import json
+import shutil
 import signal
 import sys
 import types
@@ -107,6 +108,26 @@ def test_recorded_batch_replays_estimators_and_an_update(finished: Path) -> None
     assert replay.replay(finished, 4, update=True)["optimizer_steps"] >= 1
 
 
+def test_a_batch_that_was_not_kept(finished: Path) -> None:
+    with pytest.raises(ValueError, match=r"00012.npz is missing: train with --dump-rollouts; batches kept: 1, 2, 3, 4"):
+        replay.replay(finished, 12)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_tells_what_changed(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both ways to write --resume start from the run's own config, not from the default."""
+    again = tmp_path / "again"
+    shutil.copytree(finished, again)
+    assert "seed is 5, but the run was started with 0" in error_of(["--resume", str(again), "--seed", "5"], capsys)
+    train.main([f"--resume={again}", "--iterations", "5", "--estimator", "gigpo"])
+    said = capsys.readouterr().out
+    assert "resuming with iterations = 5 (was 4)" in said
+    assert "resuming with estimator = gigpo (was hgpo)" in said
+    assert said.count("resuming with") == 2
+    assert [row["iteration"] for row in rows(again)] == [0, 1, 2, 3, 4, 5]
+    assert config_from_json(again / "config.json").model == config_from_json(finished / "config.json").model
+
+
 @pytest.mark.slow
 def test_evaluation_of_a_run(finished: Path) -> None:
     figures = evaluate.evaluate(finished, "latest", tasks=4, seeds=(123, 456))
@@ -204,6 +225,11 @@ def test_wandb_gets_every_scalar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (["--model.vocab-size", "5"], "set model.vocab_size"),
         (["--tokenizer", "none"], "frozen_lake"),
         (["--iterations", "0"], "iterations is 0"),
+        (["--evaluation.every", "0"], "evaluation.every is 0"),
+        (["--evaluation.tasks", "0"], "evaluation.tasks is 0"),
+        (["--rollout.group-size", "0"], "rollout.group_size is 0"),
+        (["--seed", "-1"], "seed is -1"),
+        (["--env", "hgpo/Nope-v0"], "text environments here are hgpo/FrozenLakeText-v0"),
         (["--hgpo.alpha", "-1"], "alpha"),
         (["--hgpo.context-length", "-1"], "context_length"),
         (["--rollout.train-sampling.temperature", "0"], "temperature must be above 0"),

@@ -81,6 +81,10 @@ def test_damaged_files_are_named(tmp_path, capsys, recording):
         "short": recording | {KEPT[0]: recording[KEPT[0]][1:]},
         "pickled": recording | {"state": recording["state"].astype(object)},
         "torn": recording | {"group": np.arange(170)},
+        "vector": recording | {"gamma": np.full(2, 0.95)},
+        "words": recording | {KEPT[0]: np.full(170, "x")},
+        "scalar": recording | {"reward": np.float32(0)},
+        "deep": recording | {"hgpo/K=99999999/alpha=1.0/mean_norm/base=False": recording[KEPT[0]]},
         "unfinished": recording | {"reward": np.full(170, np.nan, np.float32)},
     }
     code, printed = verify(tmp_path, capsys, **broken)
