@@ -108,6 +108,7 @@ def test_recorded_batch_replays_estimators_and_an_update(finished: Path) -> None
     assert replay.replay(finished, 4, update=True)["optimizer_steps"] >= 1
 
 
+@pytest.mark.slow
 def test_a_batch_that_was_not_kept(finished: Path) -> None:
     with pytest.raises(ValueError, match=r"00012.npz is missing: train with --dump-rollouts; batches kept: 1, 2, 3, 4"):
         replay.replay(finished, 12)

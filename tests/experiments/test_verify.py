@@ -168,4 +168,4 @@ def test_a_value_beside_the_mean_of_unequal_returns_fails(tmp_path, capsys):
     name = "hgpo/K=0/alpha=1.0/mean_std_norm/base=False"
     right = np.array([-(1.5**0.5), 0, 1.5**0.5], np.float32)
     assert verify(tmp_path, capsys, batch=batch | {name: right})[0] == 0
-    assert verify(tmp_path, capsys, batch=batch | {name: right + np.float32([0, 1e-3, 0])})[0] == 1
+    assert verify(tmp_path, capsys, batch=batch | {name: right + np.array([0, 1e-3, 0], np.float32)})[0] == 1
