@@ -63,7 +63,7 @@ def replay_directory(directory: Path) -> list[Report]:
         if recording:
             try:
                 _replay(report, recording, size)
-            except (ValueError, TypeError, OverflowError, MemoryError) as error:  # the other files are still replayed
+            except (ValueError, TypeError, OverflowError) as error:  # the other files are still replayed
                 report.problems.append(f"damaged: {error}")
     return reports
 
@@ -104,6 +104,11 @@ def _load(path: Path) -> dict[str, np.ndarray]:
 def _replay(report: Report, recording: dict[str, np.ndarray], size: int) -> None:
     configs = {name: parse_output(name) for name in recording if name not in NOT_OUTPUTS}
     report.problems += [f"unknown output {name}" for name, config in configs.items() if config is None]
+    deepest = len(recording["reward"])  # no history is longer, and a level takes memory
+    for name, config in configs.items():
+        if isinstance(config, HGPOConfig) and config.context_length > deepest:
+            report.problems.append(f"{name}: K is beyond the {deepest} steps of the recording")
+            configs[name] = None
     if not configs:
         report.problems.append("holds no estimator's output")
     levels = max([c.context_length for c in configs.values() if isinstance(c, HGPOConfig)], default=0)

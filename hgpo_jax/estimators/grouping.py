@@ -116,10 +116,8 @@ def compact_ids(labels: Sequence[Any] | np.ndarray) -> np.ndarray:
     if high - low > 4 * array.size + 1024:
         array = np.unique(array, return_inverse=True)[1]
         low, high = 0, int(array.max())
-    if array.dtype.kind == "b":
-        array = array.astype(np.int8)
-    # Subtracted in the labels' own type: unsigned ones may lie beyond int64.
-    offset = (array - array.min()).astype(np.int64)
+    # Unsigned labels may lie beyond int64, signed ones further apart than their own type reaches.
+    offset = (array - array.min()).astype(np.int64) if array.dtype.kind == "u" else array.astype(np.int64) - low
     first = np.full(high - low + 1, -1)
     first[offset[::-1]] = np.arange(array.size)[::-1]  # written last, so the earliest step stays
     is_first = first[offset] == np.arange(array.size)

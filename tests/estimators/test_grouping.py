@@ -135,6 +135,7 @@ def test_compact_ids_number_by_first_appearance():
         [True, False, True, 2],
         [2**63 + 11, 2**63, 2**63 + 11, 2**63 + 1],
         np.array([2**64 - 1, 0, 2**64 - 1, 7], np.uint64),
+        np.array([-128, 127, -128, 0], np.int8),
         [-(2**63), 2**63 - 1, -(2**63), 0],
     ):
         assert compact_ids(labels).tolist() == [0, 1, 0, 2]

@@ -84,13 +84,19 @@ def test_damaged_files_are_named(tmp_path, capsys, recording):
         "vector": recording | {"gamma": np.full(2, 0.95)},
         "words": recording | {KEPT[0]: np.full(170, "x")},
         "scalar": recording | {"reward": np.float32(0)},
-        "deep": recording | {"hgpo/K=99999999/alpha=1.0/mean_norm/base=False": recording[KEPT[0]]},
         "unfinished": recording | {"reward": np.full(170, np.nan, np.float32)},
     }
     code, printed = verify(tmp_path, capsys, **broken)
     assert code == 1
     for name in ("cut", "text", "flipped", "array", *broken):
         assert f"{name}.npz: FAILED: damaged:" in printed
+
+
+def test_a_depth_beyond_the_recording_is_named(tmp_path, capsys, recording):
+    name = "hgpo/K=99999999/alpha=1.0/mean_norm/base=False"
+    code, printed = verify(tmp_path, capsys, batch=recording | {name: recording[KEPT[0]]})
+    assert code == 1
+    assert f"{name}: K is beyond the 170 steps" in printed
 
 
 def test_names_become_settings():
