@@ -15,9 +15,9 @@ def test_first_rollouts_are_a_random_walk_in_valid_replies() -> None:
     config = dataclasses.replace(load_config("frozen_lake"), warm_start=WarmStartConfig(batches=2))
     learner, rollouts = Learner(config), Rollouts(config)
     losses = warm_start(learner, rollouts, 0)
-    # An optional "i", a verb of four, a direction of four: ln 2 + ln 4 + ln 4 nats in 3.5 tokens is 0.99.
+    # An optional "i", a verb of four, a direction of four, the end: ln 2 + ln 4 + ln 4 nats in 4.5 tokens is 0.77.
     assert losses[0] > 1.2 * losses[-1]
-    assert 0.9 < losses[-1] < 1.2
+    assert 0.75 < losses[-1] < 0.9
     batch, metrics = rollouts.evaluate(learner.state.params, tasks=64)
     assert metrics["valid_action_share"] > 0.9
     assert len({len(reply) for reply in batch.response_tokens}) >= 2
