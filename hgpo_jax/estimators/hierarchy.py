@@ -66,7 +66,7 @@ def check_hierarchy_config(config: HGPOConfig) -> None:
     if math.isnan(config.alpha) or config.alpha < 0:
         raise ValueError(f"HGPOConfig.alpha must be 0 or more, got {config.alpha}")
     if not 1 <= config.weight_offset < math.inf:
-        raise ValueError(f"HGPOConfig.weight_offset must be a number of 1 or more, got {config.weight_offset}")
+        raise ValueError(f"HGPOConfig.weight_offset must be 1 or more, got {config.weight_offset}")
     if config.root not in ("state", "prompt"):
         raise ValueError(f'HGPOConfig.root must be "state" or "prompt", got {config.root!r}')
 
