@@ -123,7 +123,7 @@ def _replay(report: Report, recording: dict[str, np.ndarray], size: int) -> None
     returns = discounted_returns(recording["reward"], recording["trajectory"], gamma)
     _compare(report, "discounted_return", recording["discounted_return"], returns)
     _compare(report, "step_return", recording["step_return"], np.asarray(signals.step_return)[:steps])
-    differences = DeliberateDifferences(signals, steps)
+    differences = DeliberateDifferences(signals)
     for name, config in configs.items():
         if config is not None:
             computed = _run(config, signals)[:steps]
@@ -178,8 +178,8 @@ class Level(NamedTuple):
 class DeliberateDifferences:
     """Tells, of values that differ, which do so on purpose; counts them for the notes."""
 
-    def __init__(self, signals: StepSignals, steps: int):
-        self._signals, self._steps = signals, steps
+    def __init__(self, signals: StepSignals):
+        self._signals = signals
         self._cache: dict[tuple, Level] = {}
         self._singles = self._residues = 0
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import pydantic
+from flax.traverse_util import flatten_dict
 
 from hgpo_jax.config import (
     EstimatorConfig,
@@ -116,14 +117,8 @@ def config_to_json(config: RunConfig) -> dict[str, Any]:
 
 
 def changed_fields(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """``{"rollout.tasks": (16, 32)}``: the fields in which two configs differ, innermost names."""
-
-    def flat(value: Any, name: str) -> dict[str, Any]:
-        if not isinstance(value, dict) or not value:
-            return {name: value}
-        return {k: v for key, part in value.items() for k, v in flat(part, f"{name}.{key}".lstrip(".")).items()}
-
-    before, after = flat(config_to_json(old), ""), flat(config_to_json(new), "")
+    """``{"rollout.tasks": (16, 32)}``: the fields in which two configs differ."""
+    before, after = (flatten_dict(config_to_json(config), sep=".") for config in (old, new))
     names = {**before, **after}
     return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
 

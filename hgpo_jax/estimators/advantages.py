@@ -108,9 +108,6 @@ def step_signals(
       ValueError: as `group_steps` and `step_returns`; size below N; a GiGPOConfig with a grouping other than the
         state level's; returns or scores too large for float32 statistics (the message names the step).
     """
-    for name, array in {"reward": reward, "action_valid": action_valid, "step_return": step_return}.items():
-        if array is not None and np.ndim(array) != 1:
-            raise ValueError(f"{name} has shape {list(np.shape(array))}, expected one value per step: [N]")
     length = check_lengths(anchor_state=anchor_state, reward=reward, action_valid=action_valid, step_return=step_return)
     size = length if size is None else size
     if size < length:
@@ -125,13 +122,8 @@ def step_signals(
             reward, trajectory, action_valid, gamma=gamma, invalid_action_penalty=penalty, step=step
         )
     step_return = np.asarray(step_return, np.float32)
-    if not np.isfinite(step_return).all():
-        raise ValueError(f"step_return of step {np.argmin(np.isfinite(step_return))} is not finite")
     score = episode_scores(reward, trajectory, action_valid, invalid_action_penalty=penalty)
-    for name, values in {"return": step_return, "score": score}.items():
-        if not (np.abs(values) < _LARGEST).all():
-            i = int(np.argmin(np.abs(values) < _LARGEST))
-            raise ValueError(f"the {name} of step {i} is {values[i]:g}, too large for float32: scale the rewards down")
+    _check_values(step_return, score)
 
     def pad(x: np.ndarray, fill: float) -> np.ndarray:
         return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - length)], constant_values=fill)
@@ -218,6 +210,19 @@ def size_bucket(length: int) -> int:
 @functools.lru_cache(maxsize=64)
 def _compiled(estimator: Estimator) -> Callable[[StepSignals], tuple[jax.Array, Diagnostics]]:
     return jax.jit(make_estimator(estimator))
+
+
+def _check_values(step_return: np.ndarray, score: np.ndarray) -> None:
+    """Returns may be the caller's own; both are squared in float32."""
+    if step_return.ndim != 1:
+        raise ValueError(f"step_return has shape {list(step_return.shape)}, expected one value per step: [N]")
+    if not np.isfinite(step_return).all():
+        raise ValueError(f"step_return of step {np.argmin(np.isfinite(step_return))} is not finite")
+    for name, values in {"return": step_return, "score": score}.items():
+        small = np.abs(values) < _LARGEST
+        if not small.all():
+            i = int(np.argmin(small))
+            raise ValueError(f"the {name} of step {i} is {values[i]:g}, too large for float32: scale the rewards down")
 
 
 def _checked(function: UserEstimator, signals: StepSignals) -> tuple[jax.Array, Diagnostics]:

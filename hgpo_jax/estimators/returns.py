@@ -125,6 +125,8 @@ def _penalties(reward: Any, action_valid: Any, penalty: float) -> np.ndarray:
         raise ValueError(f"invalid_action_penalty must be 0 or more, got {penalty}")
     size = check_lengths(reward=reward, action_valid=action_valid)
     valid = np.ones(size, bool) if action_valid is None else np.asarray(action_valid)
+    if valid.ndim != 1:
+        raise ValueError(f"action_valid has shape {list(valid.shape)}, expected one value per step: [N]")
     if valid.dtype != bool:
         if not np.isin(valid, (0, 1)).all():
             raise ValueError("action_valid must hold booleans (or 0 and 1)")

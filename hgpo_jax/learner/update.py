@@ -40,14 +40,10 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     Raises:
       ValueError: a name other than "adamw" or "sgd".
     """
-    rate: optax.ScalarOrSchedule = config.learning_rate
-    if config.decay_steps:
-        rate = optax.linear_schedule(config.learning_rate, config.learning_rate / 10, config.decay_steps)
-    if config.warmup_steps > 1:
-        first, length = config.learning_rate / config.warmup_steps, config.warmup_steps - 1
-        rise = optax.linear_schedule(first, config.learning_rate, length)
-        after = rate if callable(rate) else optax.constant_schedule(rate)
-        rate = optax.join_schedules([rise, after], [length])
+    full, length = config.learning_rate, max(config.warmup_steps - 1, 0)
+    rise = optax.linear_schedule(full / max(config.warmup_steps, 1), full, length)
+    fall = optax.linear_schedule(full, full / 10, config.decay_steps)  # of no length: constant
+    rate = optax.join_schedules([rise, fall], [length])
     if config.name == "adamw":
         rule = optax.adamw(rate, config.b1, config.b2, weight_decay=config.weight_decay, mask=_decayed)
     elif config.name == "sgd":
