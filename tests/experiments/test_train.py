@@ -169,6 +169,7 @@ def test_a_mesh_gives_the_run_of_one_device(tmp_path: Path) -> None:
         for name in one:
             if not name.endswith(("seconds", "tokens_per_second")):
                 np.testing.assert_allclose(eight[name], one[name], rtol=2e-3, atol=2e-4, err_msg=name)
+    assert all(row["update/optimizer_steps"] >= 1 for row in rows(tmp_path / "one")[1:]), "nothing was compared"
     one, eight = (final_state(tmp_path / name)[0] for name in ("one", "eight"))
     assert len(jax.tree.leaves(eight.params)[0].sharding.device_set) == 8
     chex.assert_trees_all_close(jax.device_get(eight.params), jax.device_get(one.params), atol=1e-4)
