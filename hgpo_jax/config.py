@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A decoder of the Qwen2 family."""
+    """A decoder of the Qwen2, Qwen2.5 or Qwen3 family."""
 
     vocab_size: int
     hidden_size: int
@@ -20,8 +20,15 @@ class ModelConfig:
     rope_theta: float = 1_000_000.0
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = True
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
-    remat: bool = False  # recompute each layer in the backward pass
+    qkv_bias: bool = True  # Qwen2; Qwen3 has none
+    qk_norm: bool = False  # Qwen3: each head's query and key pass an RMS norm before they are rotated
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation
+    param_dtype: Literal["float32", "bfloat16"] = "float32"  # bfloat16 rounds small optimizer steps away
+    # How the learner attends. "plain" needs memory quadratic in the row, the others linear; "cudnn" runs on GPUs,
+    # "splash" on TPUs; "auto" takes what fits the backend and the length.
+    attention: Literal["auto", "plain", "blockwise", "cudnn", "splash"] = "auto"
+    # What the backward pass makes again: nothing, all of a layer, or a layer's cheap parts (its products are kept).
+    remat: Literal["none", "layer", "products"] = "none"
 
 
 @dataclasses.dataclass(frozen=True)

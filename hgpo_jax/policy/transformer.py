@@ -23,6 +23,8 @@ Params = dict[str, Any]  # nested: ``params["layers"]["attention"]["q"]["kernel"
 
 _LOGITS_PER_ROW = 1 << 24  # at most this many at once in response_logprobs: 64 MiB a row
 
+_KEPT = {"layer": None, "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+
 _fan_in = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 
 
@@ -56,8 +58,15 @@ def check_model_config(config: ModelConfig) -> None:
         )
     if config.head_dim % 2:
         raise ValueError(f"ModelConfig.head_dim is {config.head_dim}; rotary positions need an even one")
-    if config.dtype not in ("float32", "bfloat16"):
-        raise ValueError(f"ModelConfig.dtype is {config.dtype!r}; use 'float32' or 'bfloat16'")
+    choices = {
+        "dtype": ("float32", "bfloat16"),
+        "param_dtype": ("float32", "bfloat16"),
+        "attention": ("auto", "plain", "blockwise", "cudnn", "splash"),
+        "remat": ("none", *_KEPT),
+    }
+    for name, allowed in choices.items():
+        if getattr(config, name) not in allowed:
+            raise ValueError(f"ModelConfig.{name} is {getattr(config, name)!r}; use one of {', '.join(allowed)}")
     if config.rope_theta <= 0 or config.rms_norm_eps <= 0:
         raise ValueError(
             f"ModelConfig.rope_theta ({config.rope_theta}) and rms_norm_eps ({config.rms_norm_eps}) have to be above 0"
@@ -78,14 +87,17 @@ def _dense(config: ModelConfig, features: tuple[int, ...], axes: tuple[str, ...]
         axis=tuple(range(-contract, 0)),
         use_bias=bias,
         dtype=config.dtype,
+        param_dtype=config.param_dtype,
         kernel_init=nn.with_logical_partitioning(_fan_in, axes),
         bias_init=nn.with_logical_partitioning(nn.initializers.zeros, axes[contract:]),
     )
 
 
-def _rms_norm(config: ModelConfig) -> nn.RMSNorm:
-    scale_init = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
-    return nn.RMSNorm(epsilon=config.rms_norm_eps, dtype=config.dtype, scale_init=scale_init)
+def _rms_norm(config: ModelConfig, axis: str = "embed") -> nn.RMSNorm:
+    scale_init = nn.with_logical_partitioning(nn.initializers.ones, (axis,))
+    return nn.RMSNorm(
+        epsilon=config.rms_norm_eps, dtype=config.dtype, param_dtype=config.param_dtype, scale_init=scale_init
+    )
 
 
 def rotary_angles(positions_BT: Array, head_dim: int, theta: float) -> jax.Array:
@@ -123,14 +135,18 @@ class Attention(nn.Module):
 
     def setup(self):
         c = self.config
-        self.q = _dense(c, (c.num_heads, c.head_dim), ("embed", "heads", "head_dim"), bias=True)
-        self.k = _dense(c, (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), bias=True)
-        self.v = _dense(c, (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), bias=True)
+        self.q = _dense(c, (c.num_heads, c.head_dim), ("embed", "heads", "head_dim"), bias=c.qkv_bias)
+        self.k = _dense(c, (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), bias=c.qkv_bias)
+        self.v = _dense(c, (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), bias=c.qkv_bias)
+        if c.qk_norm:
+            self.q_norm, self.k_norm = _rms_norm(c, "head_dim"), _rms_norm(c, "head_dim")
         self.o = _dense(c, (c.hidden_size,), ("heads", "head_dim", "embed"), contract=2)
 
     def __call__(self, x_BTD, angles_BTE, mask_BTS, layer, cache: KVCache | None):
-        q_BTHF = rotate(self.q(x_BTD), angles_BTE)
-        k_BSQF, v_BSQF = rotate(self.k(x_BTD), angles_BTE), self.v(x_BTD)
+        q_BTHF, k_BSQF, v_BSQF = self.q(x_BTD), self.k(x_BTD), self.v(x_BTD)
+        if self.config.qk_norm:
+            q_BTHF, k_BSQF = self.q_norm(q_BTHF), self.k_norm(k_BSQF)
+        q_BTHF, k_BSQF = rotate(q_BTHF, angles_BTE), rotate(k_BSQF, angles_BTE)
         if cache is not None:
             cache, k_BSQF, v_BSQF = _write(cache, layer, k_BSQF, v_BSQF)
         return self.o(attend(q_BTHF, k_BSQF, v_BSQF, mask_BTS)), cache
@@ -189,9 +205,9 @@ class Transformer(nn.Module):
         check_model_config(c)
         normal = nn.initializers.normal(c.hidden_size**-0.5)
         table_init = nn.with_logical_partitioning(normal, ("vocab", "embed"))
-        self.embed: Any = self.param("embed", table_init, (c.vocab_size, c.hidden_size))
+        self.embed: Any = self.param("embed", table_init, (c.vocab_size, c.hidden_size), jnp.dtype(c.param_dtype))
         in_axes: Any = (0, nn.broadcast, nn.broadcast)  # the layer's number; angles and mask are shared
-        block = nn.remat(Block, prevent_cse=False) if c.remat else Block
+        block = Block if c.remat == "none" else nn.remat(Block, prevent_cse=False, policy=_KEPT[c.remat])
         self.layers = nn.scan(
             block,
             variable_axes={"params": 0},
@@ -203,7 +219,7 @@ class Transformer(nn.Module):
         self.final_norm = _rms_norm(c)
         if not c.tie_word_embeddings:
             head_init = nn.with_logical_partitioning(_fan_in, ("embed", "vocab"))
-            self.head: Any = self.param("unembed", head_init, (c.hidden_size, c.vocab_size))
+            self.head: Any = self.param("unembed", head_init, (c.hidden_size, c.vocab_size), jnp.dtype(c.param_dtype))
 
     def __call__(
         self,

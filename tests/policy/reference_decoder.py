@@ -61,13 +61,18 @@ def _attention(config, p, x, positions):
     out = np.zeros_like(x)
     for head in range(config.num_heads):
         shared = head // (config.num_heads // config.num_kv_heads)
-        q = _rotate(config, x @ p["q"]["kernel"][:, head] + p["q"]["bias"][head], positions)
-        k = _rotate(config, x @ p["k"]["kernel"][:, shared] + p["k"]["bias"][shared], positions)
-        v = x @ p["v"]["kernel"][:, shared] + p["v"]["bias"][shared]
+        q, k, v = _project(x, p["q"], head), _project(x, p["k"], shared), _project(x, p["v"], shared)
+        if config.qk_norm:
+            q, k = _norm(config, q, p["q_norm"]), _norm(config, k, p["k_norm"])
+        q, k = _rotate(config, q, positions), _rotate(config, k, positions)
         for t in range(len(x)):
             weight = np.exp(k[: t + 1] @ q[t] / np.sqrt(config.head_dim))
             out[t] += (weight / weight.sum()) @ v[: t + 1] @ p["o"]["kernel"][head]
     return out
+
+
+def _project(x, p, head):
+    return x @ p["kernel"][:, head] + (p["bias"][head] if "bias" in p else 0)
 
 
 def _rotate(config, x, positions):

@@ -153,14 +153,30 @@ def test_initialisation_is_finite_random_and_not_far_from_uniform():
     assert entropy[1, 1:].mean() > 0.7 * np.log(TINY.vocab_size)
 
 
-def test_remat_changes_no_gradient():
+def test_qwen3_has_norms_of_queries_and_keys_and_no_bias():
+    config = dataclasses.replace(TINY, qk_norm=True, qkv_bias=False)
+    params, inputs = random_params(config), rows()
+    assert set(params["layers"]["attention"]) == {"q", "k", "v", "o", "q_norm", "k_norm"}
+    assert all("bias" not in params["layers"]["attention"][name] for name in "qkvo")
+    chex.assert_shape(params["layers"]["attention"]["q_norm"]["scale"], (config.num_layers, config.head_dim))
+    logits, exact = logits_of(config, params, *inputs), reference_logits(config, params, *inputs)
+    np.testing.assert_allclose(logits[inputs[2] > 0], exact[inputs[2] > 0], rtol=1e-4, atol=1e-4)
+
+
+def test_parameters_in_bfloat16():
+    params = init_params(dataclasses.replace(TINY, param_dtype="bfloat16"), jax.random.key(0))
+    chex.assert_type(jax.tree.leaves(params), jnp.bfloat16)
+
+
+@pytest.mark.parametrize("remat", ["layer", "products"])
+def test_remat_changes_no_gradient(remat):
     params, inputs = random_params(TINY), rows()
 
     def gradient(config):
         return jax.jit(jax.grad(lambda p: response_logprobs(config, p, *inputs)[0].sum()))(params)
 
-    remat = dataclasses.replace(TINY, remat=True)
-    chex.assert_trees_all_close(gradient(remat), gradient(TINY), rtol=1e-4, atol=1e-5)
+    again = dataclasses.replace(TINY, remat=remat)
+    chex.assert_trees_all_close(gradient(again), gradient(TINY), rtol=1e-4, atol=1e-5)
 
 
 def test_bfloat16_computes_in_bfloat16_and_returns_float32_logits():
@@ -227,7 +243,10 @@ def test_logits_in_chunks_change_nothing(monkeypatch):
         ("head_dim", 5, "head_dim is 5"),
         ("num_layers", 0, "num_layers is 0"),
         ("vocab_size", -1, "vocab_size is -1"),
-        ("dtype", "float16", "dtype is 'float16'"),
+        ("dtype", "float16", "dtype is 'float16'; use one of float32, bfloat16"),
+        ("param_dtype", "int8", "param_dtype is 'int8'"),
+        ("attention", "flash", "attention is 'flash'; use one of auto, plain, blockwise, cudnn, splash"),
+        ("remat", "all", "remat is 'all'"),
         ("rope_theta", 0.0, "rope_theta"),
     ],
 )
