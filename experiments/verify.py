@@ -1,4 +1,8 @@
-"""Check this code against recordings of other programs: ``python -m experiments.verify advantages DIR``."""
+"""Check this code against recordings of other programs.
+
+python -m experiments.verify advantages DIR
+python -m experiments.verify checkpoint DIR
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,12 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-from experiments import replay_advantages
+from experiments import replay_advantages, replay_checkpoint
 
 
 def advantages(directory: Annotated[Path, tyro.conf.Positional]) -> int:
@@ -23,7 +28,7 @@ def advantages(directory: Annotated[Path, tyro.conf.Positional]) -> int:
       directory: holds the recordings, with the keys ``state, group, trajectory, reward, action_valid, gamma,
         discounted_return, step_return`` and outputs such as ``hgpo/K=2/alpha=1.0/mean_std_norm/base=False``.
     """
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = _console()
     reports = replay_advantages.replay_directory(directory)
     table = Table("file", "steps", "outputs compared", "worst difference", "result")
     for report in reports:
@@ -41,9 +46,43 @@ def advantages(directory: Annotated[Path, tyro.conf.Positional]) -> int:
     return int(not compared or any(report.problems for report in reports))
 
 
+def checkpoint(directory: Annotated[Path, tyro.conf.Positional]) -> int:
+    """Load a Hugging Face checkpoint in float32; compare its logits within 1e-4, and greedy replies token by token.
+
+    Fails when a logit is off by more, a greedy token differs, or nothing can be compared.
+
+    Args:
+      directory: a model folder with an ``expected.npz`` of ``ids{i}`` [P], ``logits{i}`` [P, V] and ``greedy{i}``
+        [R] for i = 0, 1, ..: prompts, their logits and greedy replies, as another program gave them.
+    """
+    console = _console()
+    try:
+        replayed = replay_checkpoint.replay(directory)
+    except ValueError as error:
+        console.print(f"FAILED: {error}")
+        return 1
+    table = Table("prompt", "tokens", "worst logit difference", "greedy tokens matched", "result")
+    for i, prompt in enumerate(replayed):
+        matched, verdict = f"{prompt.matched} of {prompt.greedy}", "ok" if prompt.ok else "FAILED"
+        table.add_row(str(i), str(prompt.tokens), f"{prompt.worst:.2e}", matched, verdict)
+    console.print(table)
+    worst = np.max([prompt.worst for prompt in replayed])  # keeps a NaN
+    matched, of = sum(prompt.matched for prompt in replayed), sum(prompt.greedy for prompt in replayed)
+    failed = not all(prompt.ok for prompt in replayed)
+    verdict = "FAILED: " if failed else ""
+    console.print(f"{verdict}worst logit difference {worst:.2e}, {matched} of {of} greedy tokens matched")
+    return int(failed)
+
+
+def _console() -> Console:
+    return Console(highlight=False, markup=False, soft_wrap=True)
+
+
 def main(args: list[str] | None = None) -> int:
     """Run the subcommand named on the command line; a new check is one more function here."""
-    return tyro.extras.subcommand_cli_from_dict({"advantages": advantages}, args=args, description=__doc__)
+    return tyro.extras.subcommand_cli_from_dict(
+        {"advantages": advantages, "checkpoint": checkpoint}, args=args, description=__doc__
+    )
 
 
 if __name__ == "__main__":
