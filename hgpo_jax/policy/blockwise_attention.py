@@ -1,0 +1,144 @@
+"""Attention in plain JAX with memory linear in the length, forward and backward: FlashAttention-2 (arXiv 2307.08691).
+
+Scores exist for one block of queries and one of keys at a time. The backward pass keeps the output and each query's
+logsumexp, and makes the scores again.
+
+Shapes beyond those of ``attention.py``: ``I`` blocks of ``P`` queries, ``J`` blocks of ``R`` keys, ``G = H / Q``.
+"""
+
+from __future__ import annotations
+
+import chex
+import jax
+import jax.numpy as jnp
+
+_LEAST = -1e30  # where the running maximum starts; finite, so that a query that sees nothing gives 0 and no NaN
+
+
+def block_size(length: int, largest: int, multiple: int = 8) -> int:
+    """Size of equal blocks, a multiple of ``multiple``, that cover ``length`` with little padding."""
+    count = -(-length // largest)
+    return -(-length // (count * multiple)) * multiple
+
+
+def attend(
+    q_BTHF, k_BSQF, v_BSQF, query_segments_BT, key_segments_BS, start: chex.Numeric = 0, *, block: int = 256
+) -> jax.Array:
+    """``attention.attend`` in blocks of at most ``block`` queries and keys; 0 where a token sees nothing."""
+    B, T, H, F = q_BTHF.shape
+    S, Q = k_BSQF.shape[1:3]
+    P, R = block_size(T, block), block_size(S, block)
+
+    def cut(x, size):  # [blocks, B, size, ..]; what is added belongs to segment 0
+        x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % size)) + ((0, 0),) * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(B, -1, size, *x.shape[2:]), 1, 0)
+
+    q_IBQGPF = jnp.moveaxis(cut(q_BTHF.reshape(B, T, Q, H // Q, F), P), 2, 4)
+    k_JBQRF, v_JBQRF = (jnp.swapaxes(cut(x, R), 2, 3) for x in (k_BSQF, v_BSQF))
+    segments = cut(query_segments_BT, P), cut(key_segments_BS, R)
+    out_IBQGPF = _attend(q_IBQGPF, k_JBQRF, v_JBQRF, *segments, jnp.asarray(start, jnp.int32))
+    return jnp.transpose(out_IBQGPF, (1, 0, 4, 2, 3, 5)).reshape(B, -1, H, F)[:, :T]
+
+
+def _key_blocks(query_segments_IBP, key_segments_JBR, start) -> tuple[jax.Array, jax.Array]:
+    """First and one past the last block of keys that each block of queries reads: i32 [I], i32 [I].
+
+    A block of keys is read where, in some row, it reaches back to the diagonal and its range of segments meets the
+    queries'. That may be too many, never too few.
+    """
+
+    def segment_range(segments):  # padding: an empty range
+        return jnp.min(jnp.where(segments > 0, segments, jnp.iinfo(jnp.int32).max), axis=-1), jnp.max(segments, axis=-1)
+
+    (low_IB, high_IB), (low_JB, high_JB) = segment_range(query_segments_IBP), segment_range(key_segments_JBR)
+    meet_IJB = (low_IB[:, None] <= high_JB[None]) & (low_JB[None] <= high_IB[:, None])
+    J, _, R = key_segments_JBR.shape
+    stop_slot_I = start + (jnp.arange(len(low_IB)) + 1) * query_segments_IBP.shape[2]
+    causal_IJ = jnp.arange(J)[None, :] * R < stop_slot_I[:, None]
+    read_IJ = jnp.any(meet_IJB, axis=-1) & causal_IJ
+    first_I = jnp.argmax(read_IJ, axis=1)
+    stop_I = jnp.where(jnp.any(read_IJ, axis=1), J - jnp.argmax(read_IJ[:, ::-1], axis=1), 0)
+    return first_I, stop_I
+
+
+def _scores(q_BQGPF, k_BQRF, query_segments_BP, key_segments_BR, ahead) -> jax.Array:
+    """Scores f32 [B, Q, G, P, R], -inf where not seen. ``ahead``: first query's slot minus the first key's."""
+    scores = jnp.einsum("bqgpf,bqrf->bqgpr", q_BQGPF, k_BQRF, preferred_element_type=jnp.float32)
+    causal_PR = jnp.arange(k_BQRF.shape[2])[None, :] <= jnp.arange(q_BQGPF.shape[3])[:, None] + ahead
+    same_BPR = query_segments_BP[:, :, None] == key_segments_BR[:, None, :]
+    seen_BPR = causal_PR[None] & same_BPR & (key_segments_BR > 0)[:, None, :]
+    return jnp.where(seen_BPR[:, None, None], scores * q_BQGPF.shape[-1] ** -0.5, -jnp.inf)
+
+
+def _forward(q_IBQGPF, k_JBQRF, v_JBQRF, query_segments_IBP, key_segments_JBR, start):
+    """Output [I, B, Q, G, P, F] and logsumexp f32 [I, B, Q, G, P]."""
+    P, R = query_segments_IBP.shape[-1], key_segments_JBR.shape[-1]
+
+    def query_block(inputs):
+        i, first, stop, q, segments = inputs
+
+        def key_block(j, carry):
+            out, largest, total = carry
+            scores = _scores(q, k_JBQRF[j], segments, key_segments_JBR[j], start + i * P - j * R)
+            new_largest = jnp.maximum(largest, jnp.max(scores, axis=-1))
+            weights, shrink = jnp.exp(scores - new_largest[..., None]), jnp.exp(largest - new_largest)
+            more = _product("bqgpr,bqrf->bqgpf", weights.astype(q.dtype), v_JBQRF[j])
+            return out * shrink[..., None] + more, new_largest, total * shrink + jnp.sum(weights, axis=-1)
+
+        zeros = jnp.zeros(q.shape[:-1], jnp.float32)
+        carry = jnp.zeros(q.shape, jnp.float32), zeros + _LEAST, zeros
+        out, largest, total = jax.lax.fori_loop(first, stop, key_block, carry)
+        total = jnp.where(total > 0, total, 1.0)
+        return (out / total[..., None]).astype(q.dtype), largest + jnp.log(total)
+
+    blocks = _key_blocks(query_segments_IBP, key_segments_JBR, start)
+    return jax.lax.map(query_block, (jnp.arange(q_IBQGPF.shape[0]), *blocks, q_IBQGPF, query_segments_IBP))
+
+
+def _product(equation: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.einsum(equation, x, y, preferred_element_type=jnp.float32)
+
+
+@jax.custom_vjp
+def _attend(q_IBQGPF, k_JBQRF, v_JBQRF, query_segments_IBP, key_segments_JBR, start):
+    return _forward(q_IBQGPF, k_JBQRF, v_JBQRF, query_segments_IBP, key_segments_JBR, start)[0]
+
+
+def _attend_forward(*inputs):
+    out, logsumexp = _forward(*inputs)
+    return out, (inputs, out, logsumexp)
+
+
+def _attend_backward(kept, dout_IBQGPF):
+    """With weights w, ``dv = w^T dout``; ``ds = w * (dout v^T - sum(dout * out))``; ``dq = ds k``, ``dk = ds^T q``."""
+    (q_IBQGPF, k_JBQRF, v_JBQRF, query_segments_IBP, key_segments_JBR, start), out_IBQGPF, logsumexp_IBQGP = kept
+    P, R = query_segments_IBP.shape[-1], key_segments_JBR.shape[-1]
+    dtype, scale = q_IBQGPF.dtype, q_IBQGPF.shape[-1] ** -0.5
+
+    def query_block(carry, inputs):
+        i, first, stop, q, segments, out, logsumexp, dout = inputs
+        inner = jnp.sum(out.astype(jnp.float32) * dout, axis=-1, keepdims=True)
+
+        def key_block(j, carry):
+            dq, dk_JBQRF, dv_JBQRF = carry
+            k, v = k_JBQRF[j], v_JBQRF[j]
+            scores = _scores(q, k, segments, key_segments_JBR[j], start + i * P - j * R)
+            weights = jnp.exp(scores - logsumexp[..., None])
+            dscores = weights * (_product("bqgpf,bqrf->bqgpr", dout, v) - inner) * scale
+            weights, dscores = weights.astype(dtype), dscores.astype(dtype)
+            dq = dq + _product("bqgpr,bqrf->bqgpf", dscores, k)
+            dk_JBQRF = dk_JBQRF.at[j].add(_product("bqgpr,bqgpf->bqrf", dscores, q))
+            dv_JBQRF = dv_JBQRF.at[j].add(_product("bqgpr,bqgpf->bqrf", weights, dout))
+            return dq, dk_JBQRF, dv_JBQRF
+
+        dq, *carry = jax.lax.fori_loop(first, stop, key_block, (jnp.zeros(q.shape, jnp.float32), *carry))
+        return tuple(carry), dq.astype(dtype)
+
+    blocks = _key_blocks(query_segments_IBP, key_segments_JBR, start)
+    each = (jnp.arange(q_IBQGPF.shape[0]), *blocks, q_IBQGPF, query_segments_IBP)
+    zeros = jnp.zeros(k_JBQRF.shape, jnp.float32)
+    (dk, dv), dq = jax.lax.scan(query_block, (zeros, zeros), (*each, out_IBQGPF, logsumexp_IBQGP, dout_IBQGPF))
+    return dq, dk.astype(k_JBQRF.dtype), dv.astype(v_JBQRF.dtype), None, None, None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
