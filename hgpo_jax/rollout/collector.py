@@ -91,12 +91,13 @@ def collect(
     sampling: SamplingConfig,
     format_prompt: PromptFormat,
     tokenizer: Tokenizer,
+    first_episode: int = 0,
 ) -> tuple[Trajectories, dict[str, float]]:
     """Rolls out ``group_size`` episodes of each task, from the same start.
 
     Every turn, the episodes that are not finished are put into one batch; finished ones leave it. What a row
-    draws depends on ``fold_in(fold_in(key, episode), turn)`` alone, not on who else is in the batch. Episodes
-    that the environments don't hold at once run in waves. The last step at ``config.max_steps`` is truncated.
+    draws depends on ``fold_in(fold_in(key, first_episode + episode), turn)`` alone, not on who else is in the batch.
+    Episodes that the environments don't hold at once run in waves. The last step at ``config.max_steps`` is truncated.
 
     Args:
         act: from `make_actor`, or any function of its signature.
@@ -110,6 +111,7 @@ def collect(
         sampling: how replies are drawn.
         format_prompt: the environment's wording.
         tokenizer: between text and tokens.
+        first_episode: number of the first one among all that are collected, where several processes share them.
 
     Returns:
         The batch, sorted by trajectory and step, and the metrics ``success``, ``episode_return``,
@@ -125,7 +127,7 @@ def collect(
         _Episode(i, i // group_size, int(tasks[i // group_size]), Memory(config.history_length))
         for i in range(len(tasks) * group_size)
     ]
-    indices = np.arange(len(episodes), dtype=np.uint32)
+    indices = np.arange(first_episode, first_episode + len(episodes), dtype=np.uint32)
     steps: list[_Step] = []
     for first in range(0, len(episodes), vector_env.num_envs):
         wave = episodes[first : first + vector_env.num_envs]
@@ -246,6 +248,23 @@ def _assemble(steps: Sequence[_Step]) -> Trajectories:
     ordered = sorted(steps, key=lambda row: (row.trajectory, row.step))
     columns: dict[str, Any] = dict(zip(_Step._fields, zip(*ordered, strict=True), strict=True))
     return Trajectories(**columns)
+
+
+def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of a collection from those of its parts, that ran side by side: means weighted, counts summed."""
+    episodes = np.array([part["episodes"] for part in parts])
+    steps = episodes * [part["episode_length"] for part in parts]
+
+    def merge(name: str, values: np.ndarray) -> float:
+        if name in ("episodes", "tokens"):
+            return int(values.sum())
+        if name == "seconds":
+            return float(values.max())
+        per_episode = name in ("success", "episode_return", "episode_length")
+        return float(np.average(values, weights=episodes if per_episode else steps))
+
+    merged = {name: merge(name, np.array([part[name] for part in parts])) for name in parts[0]}
+    return merged | {"tokens_per_second": merged["tokens"] / merged["seconds"]}
 
 
 def _metrics(batch: Trajectories, episodes: Sequence[_Episode], seconds: float) -> dict[str, float]:

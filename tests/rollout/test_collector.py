@@ -12,7 +12,7 @@ from envs.frozen_lake import MOVES, FrozenLakeText, lake_map, shortest_path
 from hgpo_jax.config import ModelConfig, RolloutConfig, SamplingConfig
 from hgpo_jax.policy.tokenization import load_tokenizer
 from hgpo_jax.policy.transformer import init_params
-from hgpo_jax.rollout.collector import bucket_length, bucket_rows, collect, make_actor
+from hgpo_jax.rollout.collector import bucket_length, bucket_rows, collect, make_actor, merge_metrics
 
 LAKE = "hgpo/FrozenLakeText-v0"
 TOKENIZER = load_tokenizer("frozen_lake")
@@ -74,6 +74,29 @@ def test_the_expert_wins_every_episode():
     }
     assert (metrics["valid_action_share"], metrics["response_length"], metrics["tokens"]) == (1.0, 5.0, 120)
     assert metrics["tokens_per_second"] == pytest.approx(120 / metrics["seconds"])
+
+
+def test_two_processes_collect_what_one_would():
+    """Each takes some of the tasks; what a row draws hangs on the number of its episode among all."""
+
+    def by_key(params, prompts, keys, sampling):
+        del params, prompts, sampling
+        moves = [TOKENIZER.encode(f"i go {[*MOVES.values()][word % 4]}") for word in keys[:, 1]]
+        return [(np.array([*move, EOS], np.int32), np.zeros(len(move) + 1, np.float32)) for move in moves]
+
+    whole, metrics = roll(by_key, tasks=(0, 4, 9), group_size=2)
+    collected = roll(by_key, tasks=(0,)), roll(by_key, tasks=(4, 9), first_episode=2)
+    parts, figures = [batch for batch, _ in collected], [figure for _, figure in collected]
+    assert figures[0]["episode_length"] != figures[1]["episode_length"], "weights would not matter"
+    for name in ("reward", "step", "terminated", "action_valid", "anchor_state"):
+        np.testing.assert_array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))
+    merged = merge_metrics(figures)
+    timing = ("seconds", "tokens_per_second")
+    assert {k: v for k, v in merged.items() if k not in timing} == pytest.approx(
+        {k: v for k, v in metrics.items() if k not in timing}
+    )
+    assert merged["seconds"] == max(f["seconds"] for f in figures)
+    assert merged["tokens_per_second"] == merged["tokens"] / merged["seconds"]
 
 
 def test_groups_trajectories_and_steps_are_numbered_in_order():
