@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -15,11 +14,11 @@ from envs.core import held_out_tasks, make_vector, prompt_format
 from experiments.configs import RunConfig
 from hgpo_jax.estimators import make_estimator, step_signals
 from hgpo_jax.learner.packing import pack_steps, with_logprobs
-from hgpo_jax.learner.sharding import batch_multiple, batch_shardings, make_mesh, state_shardings
 from hgpo_jax.learner.update import init_state, make_logprobs, make_optimizer, make_update
 from hgpo_jax.policy.tokenization import Tokenizer, load_tokenizer
-from hgpo_jax.policy.transformer import abstract_params, response_logprobs
+from hgpo_jax.policy.transformer import Transformer, abstract_params, response_logprobs
 from hgpo_jax.rollout.collector import Act, collect, make_actor
+from hgpo_jax.sharding import Layout, batch_multiple, batch_shardings, make_mesh, state_shardings
 from hgpo_jax.types import Metrics, StepBatch, StepSignals, TrainState, Trajectories
 
 
@@ -99,8 +98,9 @@ class Learner:
         shardings = (
             None if self.mesh is None else state_shardings(abstract_params(config.model), self.optimizer, self.mesh)
         )
+        model = Transformer(config.model, None if self.mesh is None else Layout(self.mesh))
         self.logprob_fn = functools.partial(
-            response_logprobs, config.model, temperature=config.rollout.train_sampling.temperature
+            response_logprobs, model, temperature=config.rollout.train_sampling.temperature
         )
         self._update = make_update(
             self.logprob_fn,
@@ -147,14 +147,10 @@ class Learner:
           FloatingPointError: a log-probability, return or gradient is not finite; names the step.
         """
         packed = self.pack(batch, (self.config.seed, iteration))
-        gap = {}
         if self.config.learner.old_logprob == "recompute":
-            old = self._logprobs(self.state.params, packed)
-            difference = np.abs(np.asarray(old) - np.asarray(packed.old_logprob))[np.asarray(packed.loss_mask)]
-            gap = {"sampler_gap": difference.mean(), "sampler_gap_max": difference.max()}
-            packed = with_logprobs(packed, old=old)
+            packed = with_logprobs(packed, old=self._logprobs(self.state.params, packed))
         self.state, metrics = self._update(self.state, packed)
-        metrics = jax.device_get(metrics) | gap
+        metrics = jax.device_get(metrics)
         if metrics["nonfinite_step"] >= 0:
             i = int(metrics["nonfinite_step"])
             raise FloatingPointError(

@@ -34,7 +34,7 @@ def warm_start(learner: Learner, rollouts: Rollouts, first_task: int) -> list[fl
     """
     config, settings = learner.config, learner.config.warm_start
     optimizer = make_optimizer(OptimizerConfig(learning_rate=settings.learning_rate, weight_decay=0.0))
-    update = make_supervised_update(learner.logprob_fn, optimizer, config.learner, mesh=learner.mesh)
+    update = make_supervised_update(learner.logprob_fn, optimizer, config.learner)
     params = jax.tree.map(lambda x: x.copy(), learner.state.params)
     opt_state = jax.jit(optimizer.init)(params)
     act = _by_lot(rollouts, np.random.default_rng([config.seed, first_task]))

@@ -91,6 +91,8 @@ class LossConfig:
     ratio: Literal["token", "sequence"] = "token"  # "sequence" is GSPO
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     constant_length: int = 512  # Dr. GRPO's divisor per step, for aggregation="constant"
+    # Weighs a token by min(old / behavior probability, this), where the sampler's distribution is not the old one.
+    importance_cap: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,8 @@ letter axis                                         letter axis
 ====== ============================================ ====== ==============================
 N      steps of a rollout batch, all trajectories   L      levels of the hierarchy
 B      rows of packed tokens                        T      tokens in a row
-M      mini-batches of an update                    V      vocabulary
+M      mini-batches of an update                    A      parts of a mini-batch, their gradients summed
+C      room for response tokens in a row            V      vocabulary
 G      groups at one level                          D      hidden size
 H      attention heads                              K      ``context_length``
 ====== ============================================ ====== ==============================
@@ -50,20 +51,22 @@ class StepSignals(NamedTuple):
 class StepBatch:
     """Everything that crosses from host to device for one update: packed tokens and step signals.
 
-    Rows come in ``num_minibatches`` equal blocks: rows [m * B / M, (m + 1) * B / M) hold mini-batch m.
+    Each of M mini-batches takes one optimizer step; its rows come in A parts of B rows, whose gradients are summed.
     A step lies in one row, whole. The token arrays align with the token that is *predicted*:
-    ``old_logprob[b, t]`` is the log-probability of ``tokens[b, t]`` given what precedes it in its segment.
+    ``old_logprob[.., t]`` is the log-probability of ``tokens[.., t]`` given what precedes it in its segment.
+    In several processes B and N are made of each process's own rows and steps, in the order of the processes.
     """
 
-    tokens: Array  # i32 [B, T]
-    positions: Array  # i32 [B, T]  0, 1, .. within each segment
-    segment_ids: Array  # i32 [B, T]  1, 2, .. per row; 0 is padding
-    loss_mask: Array  # bool [B, T]  True on response tokens
-    step_index: Array  # i32 [B, T]  which of the N steps the token belongs to, -1 for padding
-    old_logprob: Array  # f32 [B, T]  under the policy that sampled; 0 outside the loss mask
-    ref_logprob: Array  # f32 [B, T]  under the frozen reference; 0 outside the loss mask
+    tokens: Array  # i32 [M, A, B, T]
+    positions: Array  # i32 [M, A, B, T]  0, 1, .. within each segment
+    segment_ids: Array  # i32 [M, A, B, T]  1, 2, .. per row; 0 is padding
+    loss_mask: Array  # bool [M, A, B, T]  True on response tokens
+    step_index: Array  # i32 [M, A, B, T]  which of the N steps the token belongs to, -1 for padding
+    response_index: Array  # i32 [M, A, B, C]  where the row's response tokens lie, in order, -1 after the last
+    behavior_logprob: Array  # f32 [M, A, B, T]  under the policy that sampled; 0 outside the loss mask
+    old_logprob: Array  # f32 [M, A, B, T]  what the ratio divides by; 0 outside the loss mask
+    ref_logprob: Array  # f32 [M, A, B, T]  under the frozen reference; 0 outside the loss mask
     steps: StepSignals  # [N] and [L, N]
-    num_minibatches: int = flax.struct.field(pytree_node=False, default=1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

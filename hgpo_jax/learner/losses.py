@@ -117,6 +117,7 @@ def k3(logprob: jax.Array, ref_logprob: jax.Array) -> jax.Array:
 def policy_loss(
     logprob_BT: jax.Array,
     entropy_BT: jax.Array,
+    behavior_logprob_BT: jax.Array,
     old_logprob_BT: jax.Array,
     ref_logprob_BT: jax.Array,
     advantage_BT: jax.Array,
@@ -128,11 +129,15 @@ def policy_loss(
 ) -> tuple[jax.Array, Metrics]:
     """This part's share of its mini-batch's loss
 
-        sum_t w_t (surrogate_t + kl_coef k3_t - entropy_coef H_t)
+        sum_t w_t (min(exp(old_t - behavior_t), importance_cap) surrogate_t + kl_coef k3_t - entropy_coef H_t)
+
+    The truncated importance weight (Yao et al. 2025, "On the Rollout-Training Mismatch in Modern RL Systems"; 1
+    without an ``importance_cap``) stands for what the sampler's distribution was off: other arithmetic, or older
+    parameters.
 
     Args:
       logprob_BT, entropy_BT: f32 [B, T], of the policy that is trained.
-      old_logprob_BT, ref_logprob_BT: f32 [B, T], constants.
+      behavior_logprob_BT, old_logprob_BT, ref_logprob_BT: f32 [B, T], constants.
       advantage_BT: f32 [B, T], that of the token's step.
       loss_mask_BT: bool [B, T]. segment_ids_BT: i32 [B, T].
       weight_BT: f32 [B, T], from ``token_weights`` of the whole mini-batch.
@@ -144,7 +149,16 @@ def policy_loss(
     """
     chex.assert_rank(logprob_BT, 2)
     chex.assert_equal_shape(
-        [logprob_BT, entropy_BT, old_logprob_BT, ref_logprob_BT, advantage_BT, loss_mask_BT, weight_BT]
+        [
+            logprob_BT,
+            entropy_BT,
+            behavior_logprob_BT,
+            old_logprob_BT,
+            ref_logprob_BT,
+            advantage_BT,
+            loss_mask_BT,
+            weight_BT,
+        ]
     )
     chex.assert_type([logprob_BT, old_logprob_BT, advantage_BT, weight_BT], jnp.float32)
     chex.assert_rank(num_tokens, 0)
@@ -152,6 +166,9 @@ def policy_loss(
     log_ratio_BT = log_ratio(logprob_BT, old_logprob_BT, mask_BT, segment_ids_BT, config)
     ratio_BT = jnp.exp(log_ratio_BT)
     surrogate_BT = jnp.where(mask_BT, clipped_surrogate(ratio_BT, A_BT, config), 0.0)
+    importance_BT = jnp.where(mask_BT, jnp.exp(jnp.minimum(old_logprob_BT - behavior_logprob_BT, MAX_EXPONENT)), 0.0)
+    if config.importance_cap is not None:
+        surrogate_BT *= jnp.minimum(importance_BT, config.importance_cap)
     kl_BT = jnp.where(mask_BT, k3(logprob_BT, ref_logprob_BT), 0.0)
     entropy_BT = jnp.where(mask_BT, entropy_BT, 0.0)
     per_token_BT = surrogate_BT - config.entropy_coef * entropy_BT
@@ -163,7 +180,7 @@ def policy_loss(
         return jnp.where(mask_BT, values_BT.astype(jnp.float32), 0.0).sum() / num_tokens
 
     dual = jnp.inf if config.dual_clip is None else config.dual_clip
-    gap_BT = jnp.where(mask_BT, jnp.abs(logprob_BT - old_logprob_BT), 0.0)
+    gap_BT = jnp.where(mask_BT, jnp.abs(logprob_BT - behavior_logprob_BT), 0.0)
     metrics = {
         "loss": loss,
         "policy_loss": (weight_BT * surrogate_BT).sum(),
@@ -177,6 +194,9 @@ def policy_loss(
         "logprob_gap": mean(gap_BT),
         "logprob_gap_max": gap_BT.max(),
     }
+    if config.importance_cap is not None:
+        metrics["importance"] = mean(importance_BT)
+        metrics["importance_capped_fraction"] = mean(importance_BT > config.importance_cap)
     if config.kl_coef:
         metrics["kl"] = mean(kl_BT)
     return loss, jax.lax.stop_gradient(metrics)

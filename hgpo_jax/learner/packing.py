@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,37 +14,50 @@ from hgpo_jax.config import LearnerConfig
 from hgpo_jax.types import Array, StepBatch, StepSignals
 
 
+class Share(NamedTuple):
+    """Which part of a batch this process packs, where several pack one together."""
+
+    process: int = 0
+    first_step: int = 0  # steps of the processes before
+    total_steps: int | None = None  # of all processes; None: this process packs them all
+    agree: Callable[[Sequence[int]], Sequence[int]] = list  # entry by entry the largest over the processes
+
+
 def pack_steps(
     prompt_tokens: Sequence[np.ndarray],
     response_tokens: Sequence[np.ndarray],
-    old_logprob: Sequence[np.ndarray],
+    behavior_logprob: Sequence[np.ndarray],
     signals: StepSignals,
     *,
     config: LearnerConfig,
     seed: int | Sequence[int],
-    ref_logprob: Sequence[np.ndarray] | None = None,
     row_multiple: int = 1,
+    share: Share = Share(),  # noqa: B008 (immutable)
 ) -> StepBatch:
     """Shuffle steps into mini-batches and pack each first-fit-decreasing, several steps to a row.
 
-    The n steps go into ceil(n / minibatch_steps) mini-batches whose sizes differ by one at most, so that no
-    optimizer step rests on a few left-over steps. Shapes come from few buckets, to compile few times: the
-    number of mini-batches is a power of two (the empty ones cost nothing, the update skips them), the rows of
-    a mini-batch have four sizes to the octave, and N = mini-batches * minibatch_steps.
+    The steps go into ceil(steps / minibatch_steps) mini-batches whose sizes differ by one at most, so that no
+    optimizer step rests on a few left-over steps. Shapes come from few buckets, to compile few times: the numbers
+    of mini-batches (the empty ones cost nothing, the update skips them) and steps are powers of two, rows and room for
+    responses have four sizes to the octave.
+
+    Several processes shuffle the steps of all with the same seed, so that each mini-batch holds the steps it would
+    hold in one process; each packs its own of them. Its ids are moved past those of the processes before: group 0 of
+    two processes never meets.
 
     Args:
       prompt_tokens: n int arrays [length of the prompt], what the policy read.
       response_tokens: n int arrays [length of the response], what it wrote, the end token included.
-      old_logprob: n float arrays, as long as the response: log-probabilities under the sampling policy.
+      behavior_logprob: n float arrays, as long as the response: log-probabilities under the sampling policy. They
+        also serve as the old ones, until ``with_logprobs`` puts others there.
       signals: of the n steps in the same order; may be padded, with ``valid`` False from entry n on.
       config: mini-batch size, accumulation and row length.
       seed: of the shuffle; a sequence of ints (run, iteration) is taken as well.
-      ref_logprob: n float arrays like ``old_logprob`` under the frozen reference; None gives zeros.
-      row_multiple: devices along the mesh's batch axes. Rows of a mini-batch are a multiple of
-        ``accumulation * row_multiple``.
+      row_multiple: this process's devices along the mesh's batch axes; it divides B and N.
+      share: where several processes pack one batch, this one's part.
 
     Returns:
-      A ``StepBatch`` of NumPy arrays.
+      A ``StepBatch`` of NumPy arrays, this process's rows and steps.
 
     Raises:
       ValueError: a setting below 1, lengths that disagree, an empty prompt or response, a step longer than a row, a
@@ -52,44 +66,50 @@ def pack_steps(
     for name in ("minibatch_steps", "accumulation", "row_length"):
         if getattr(config, name) < 1:
             raise ValueError(f"LearnerConfig.{name} is {getattr(config, name)}, but has to be 1 or more")
-    lengths = _check_steps(prompt_tokens, response_tokens, old_logprob, ref_logprob, config.row_length)
-    n = len(lengths)
-    num_real = -(-n // config.minibatch_steps)
-    num_minibatches = 1 << (num_real - 1).bit_length()
-    minibatches = np.array_split(np.random.default_rng(seed).permutation(n), num_real)
+    lengths = _check_steps(prompt_tokens, response_tokens, behavior_logprob, config.row_length)
+    n, T = len(lengths), config.row_length
+    response_lengths = np.array([len(response) for response in response_tokens])
+    M, members = _own_minibatches(n, config.minibatch_steps, seed, share)
 
     row_of_step, start_of_step = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    rows_needed = 1
-    for steps in minibatches:
-        row_of_step[steps], start_of_step[steps] = _first_fit_decreasing(lengths[steps], config.row_length)
+    rows_needed, room_needed = 1, 1
+    for steps in members:
+        if not len(steps):  # all of this mini-batch's steps are another process's
+            continue
+        row_of_step[steps], start_of_step[steps] = _first_fit_decreasing(lengths[steps], T)
         rows_needed = max(rows_needed, int(row_of_step[steps].max()) + 1)
+        room_needed = max(room_needed, int(np.bincount(row_of_step[steps], response_lengths[steps]).max()))
+    rows_needed, room_needed, steps_needed = share.agree([rows_needed, room_needed, n])
     rows = _bucket(rows_needed, config.accumulation * row_multiple)
-    for m, steps in enumerate(minibatches):
+    C = min(_bucket(room_needed, 16), T)
+    N = _power_of_two(steps_needed, math.lcm(16, row_multiple))
+    for m, steps in enumerate(members):
         row_of_step[steps] += m * rows
 
     segments = [np.concatenate(pair) for pair in zip(prompt_tokens, response_tokens, strict=True)]
-    shape = (num_minibatches * rows, config.row_length)
-    at = _flat_positions(row_of_step * config.row_length + start_of_step, lengths)
+    shape = (M, config.accumulation, rows // config.accumulation, T)
+    at = _flat_positions(row_of_step * T + start_of_step, lengths)
     in_segment = _flat_positions(np.zeros(n, np.int64), lengths)
-    prompt_lengths = np.array([len(p) for p in prompt_tokens])
-    respond = in_segment >= np.repeat(prompt_lengths, lengths)
+    respond = in_segment >= np.repeat(lengths - response_lengths, lengths)
 
     def lay(values: np.ndarray, dtype: type, fill: int = 0, where: np.ndarray = at) -> np.ndarray:
-        flat = np.full(shape[0] * shape[1], fill, dtype)
+        flat = np.full(math.prod(shape), fill, dtype)
         flat[where] = values
         return flat.reshape(shape)
 
-    ref = np.concatenate(ref_logprob) if ref_logprob is not None else np.zeros(int(respond.sum()))
+    logprob = lay(np.concatenate(behavior_logprob), np.float32, where=at[respond])
+    mask = lay(respond, np.bool_)
     return StepBatch(
         tokens=lay(np.concatenate(segments), np.int32),
         positions=lay(in_segment, np.int32),
         segment_ids=lay(np.repeat(_rank_in_row(row_of_step, start_of_step), lengths), np.int32),
-        loss_mask=lay(respond, np.bool_),
-        step_index=lay(np.repeat(np.arange(n), lengths), np.int32, fill=-1),
-        old_logprob=lay(np.concatenate(old_logprob), np.float32, where=at[respond]),
-        ref_logprob=lay(ref, np.float32, where=at[respond]),
-        steps=_pad_signals(signals, n, num_minibatches * config.minibatch_steps),
-        num_minibatches=num_minibatches,
+        loss_mask=mask,
+        step_index=lay(np.repeat(np.arange(n) + share.process * N, lengths), np.int32, fill=-1),
+        response_index=_response_index(mask, C),
+        behavior_logprob=logprob,
+        old_logprob=logprob,
+        ref_logprob=np.zeros(shape, np.float32),
+        steps=_pad_signals(signals, n, N, share.process),
     )
 
 
@@ -97,7 +117,7 @@ def unpack_tokens(values: Array, batch: StepBatch) -> list[np.ndarray]:
     """Take packed per-token values apart again, into the order in which the steps were given.
 
     Args:
-      values: [B, T], aligned with ``batch.tokens``, for example the result of ``make_logprobs``.
+      values: [M, A, B, T], aligned with ``batch.tokens``, for example the result of ``make_logprobs``.
       batch: where the steps lie.
 
     Returns:
@@ -108,12 +128,12 @@ def unpack_tokens(values: Array, batch: StepBatch) -> list[np.ndarray]:
         raise ValueError(f"values have shape {values.shape}, but the batch's rows have shape {mask.shape}")
     step = np.asarray(batch.step_index)[mask]
     order = np.argsort(step, kind="stable")
-    counts = np.bincount(step)
+    counts = np.bincount(step - step.min())
     return np.split(values[mask][order], np.cumsum(counts)[:-1])
 
 
 def with_logprobs(batch: StepBatch, *, old: Array | None = None, ref: Array | None = None) -> StepBatch:
-    """The batch with old and/or reference log-probabilities replaced by [B, T] arrays; 0 outside the mask.
+    """The batch with old and/or reference log-probabilities replaced by [M, A, B, T] arrays; 0 outside the mask.
 
     A batch on the host stays there, one on devices stays on them.
     """
@@ -131,41 +151,48 @@ def with_logprobs(batch: StepBatch, *, old: Array | None = None, ref: Array | No
 
 
 def _check_steps(
-    prompts: Sequence[np.ndarray],
-    responses: Sequence[np.ndarray],
-    old: Sequence[np.ndarray],
-    ref: Sequence[np.ndarray] | None,
-    row_length: int,
+    prompts: Sequence[np.ndarray], responses: Sequence[np.ndarray], logprobs: Sequence[np.ndarray], row_length: int
 ) -> np.ndarray:
     n = len(prompts)
-    logprobs = {"old_logprob": old} | ({} if ref is None else {"ref_logprob": ref})
-    for name, values in {"response_tokens": responses, **logprobs}.items():
+    for name, values in {"response_tokens": responses, "behavior_logprob": logprobs}.items():
         if len(values) != n:
             raise ValueError(f"{name} has {len(values)} steps, but prompt_tokens has {n}")
     if n == 0:
         raise ValueError("no steps to pack: the rollout collected an empty batch")
-    for i in range(n):
-        if len(prompts[i]) == 0:
+    for i, (prompt, response, logprob) in enumerate(zip(prompts, responses, logprobs, strict=True)):
+        if len(prompt) == 0:
             raise ValueError(f"step {i} has an empty prompt: its first response token has nothing to follow")
-        if len(responses[i]) == 0:
+        if len(response) == 0:
             raise ValueError(f"step {i} has an empty response: the end token at least belongs to it")
-        if len(prompts[i]) + len(responses[i]) > row_length:
+        if len(prompt) + len(response) > row_length:
             raise ValueError(
-                f"step {i} has {len(prompts[i])} prompt and {len(responses[i])} response tokens, more than a "
+                f"step {i} has {len(prompt)} prompt and {len(response)} response tokens, more than a "
                 f"row of {row_length}: raise LearnerConfig.row_length, or lower the rollout's max_prompt_length "
                 "or max_response_length"
             )
-        for name, values in logprobs.items():
-            if len(values[i]) != len(responses[i]):
-                raise ValueError(
-                    f"step {i}: {name} has {len(values[i])} entries for {len(responses[i])} response tokens"
-                )
-    for name, values in logprobs.items():
-        bad = ~np.isfinite(np.concatenate(values))
-        if bad.any():
-            step = int(np.repeat(np.arange(n), [len(v) for v in values])[bad][0])
-            raise ValueError(f"step {step}: {name} is not finite ({np.asarray(values[step]).tolist()})")
+        if len(logprob) != len(response):
+            raise ValueError(
+                f"step {i}: behavior_logprob has {len(logprob)} entries for {len(response)} response tokens"
+            )
+        if not np.isfinite(logprob).all():
+            raise ValueError(f"step {i}: behavior_logprob is not finite ({np.asarray(logprob).tolist()})")
     return np.array([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)])
+
+
+def _own_minibatches(n: int, size: int, seed: int | Sequence[int], share: Share) -> tuple[int, list[np.ndarray]]:
+    """The number of mini-batches, a power of two, and which of this process's n steps each that is not empty holds."""
+    total = n if share.total_steps is None else share.total_steps
+    if not 0 <= share.first_step <= total - n:
+        raise ValueError(f"{n} steps after the first {share.first_step} don't fit into {total} steps of all processes")
+    num_real = -(-total // size)
+    minibatches = np.array_split(np.random.default_rng(seed).permutation(total) - share.first_step, num_real)
+    return _power_of_two(num_real, 1), [steps[(steps >= 0) & (steps < n)] for steps in minibatches]
+
+
+def _response_index(mask: np.ndarray, room: int) -> np.ndarray:
+    """Where each row's True entries lie, in order, -1 after the last: i32 [.., room]."""
+    order = np.argsort(~mask, axis=-1, kind="stable")[..., :room]
+    return np.where(np.take_along_axis(mask, order, axis=-1), order, -1).astype(np.int32)
 
 
 def _first_fit_decreasing(lengths: np.ndarray, row_length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -186,6 +213,11 @@ def _bucket(needed: int, multiple: int) -> int:
     return -(-units // step) * step * multiple
 
 
+def _power_of_two(needed: int, multiple: int) -> int:
+    """The smallest of 1, 2, 4, 8, .. multiples that holds ``needed``."""
+    return (1 << (-(-needed // multiple) - 1).bit_length()) * multiple
+
+
 def _flat_positions(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """starts[i], starts[i] + 1, .., starts[i] + lengths[i] - 1 for each i in turn."""
     ends = np.cumsum(lengths)
@@ -201,7 +233,8 @@ def _rank_in_row(row: np.ndarray, start: np.ndarray) -> np.ndarray:
     return rank
 
 
-def _pad_signals(signals: StepSignals, n: int, size: int) -> StepSignals:
+def _pad_signals(signals: StepSignals, n: int, size: int, process: int) -> StepSignals:
+    """Padded to ``size`` steps, which is even; ids moved past those of the processes before."""
     valid = np.asarray(signals.valid)
     if len(valid) < n or not valid[:n].all() or valid[n:].any():
         raise ValueError(
@@ -218,9 +251,12 @@ def _pad_signals(signals: StepSignals, n: int, size: int) -> StepSignals:
         if np.issubdtype(kept.dtype, np.floating) and not np.isfinite(kept).all():
             step = int(np.flatnonzero(~np.isfinite(kept))[0])
             raise ValueError(f"step {step}: signals.{name} is {kept[step]}, but has to be finite")
+        if name in offsets:
+            kept = np.where(kept >= 0, kept + offsets[name], -1).astype(np.int32)
         widths = [(0, 0)] * (kept.ndim - 1) + [(0, size - n)]
         return np.pad(kept, widths, constant_values=fill)
 
-    fills = {"prompt_group": -1, "trajectory": -1, "group_ids": -1}
-    padded: dict[str, Any] = {k: pad(k, v, fills.get(k, 0)) for k, v in signals._asdict().items()}
+    # A group of level ids has two members or more: half as many ids as steps.
+    offsets = {"prompt_group": process * size, "trajectory": process * size, "group_ids": process * (size // 2)}
+    padded: dict[str, Any] = {k: pad(k, v, -1 if k in offsets else 0) for k, v in signals._asdict().items()}
     return StepSignals(**padded)

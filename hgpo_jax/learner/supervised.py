@@ -8,10 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
 from hgpo_jax.config import LearnerConfig
-from hgpo_jax.learner.update import Block, LogprobFn, cut_minibatches
+from hgpo_jax.learner.update import Block, LogprobFn, predict, token_arrays
 from hgpo_jax.types import StepBatch
 
 
@@ -19,8 +18,6 @@ def make_supervised_update(
     logprob_fn: LogprobFn,
     optimizer: optax.GradientTransformation,
     learner: LearnerConfig,
-    *,
-    mesh: Mesh | None = None,
 ) -> Callable[[Any, Any, StepBatch], tuple[Any, Any, jax.Array]]:
     """``update(params, opt_state, batch) -> (params, opt_state, loss)``, one jit, the first two donated.
 
@@ -30,11 +27,10 @@ def make_supervised_update(
 
     Args:
       logprob_fn: the policy. optimizer: any of optax's. learner: accumulation.
-      mesh: None for a single device.
     """
 
     def part_loss(params: Any, part: Block, num_tokens: jax.Array) -> jax.Array:
-        logprob_BT, _ = logprob_fn(params, part["tokens"], part["positions"], part["segment_ids"])
+        logprob_BT, _ = predict(logprob_fn, params, part)
         return -jnp.where(part["loss_mask"], logprob_BT, 0.0).sum() / num_tokens
 
     def step(params: Any, opt_state: Any, block: Block) -> tuple[Any, Any, jax.Array]:
@@ -55,7 +51,7 @@ def make_supervised_update(
             )
             return (params, opt_state), loss
 
-        blocks = cut_minibatches(batch, learner.accumulation, mesh)
+        blocks = token_arrays(batch, learner.accumulation)
         (params, opt_state), loss_M = jax.lax.scan(minibatch, (params, opt_state), blocks)
         used = blocks["loss_mask"].any(axis=(1, 2, 3)).sum()
         return params, opt_state, loss_M.sum() / jnp.maximum(used, 1)

@@ -14,17 +14,22 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hgpo_jax.config import LearnerConfig, LossConfig, ModelConfig, OptimizerConfig
 from hgpo_jax.learner.losses import policy_loss, token_weights
-from hgpo_jax.learner.sharding import BATCH_AXES, batch_multiple, state_shardings
 from hgpo_jax.policy import transformer
+from hgpo_jax.sharding import BATCH_AXES, state_shardings
 from hgpo_jax.types import Metrics, StepBatch, StepSignals, TrainState
 
-LogprobFn = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
-"""(params, tokens, positions, segment_ids) -> (logprob, entropy), [B, T] as the token that is predicted."""
+LogprobFn = Callable[[Any, jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+"""(params, tokens, positions, segment_ids [B, T], response_index [B, C]) -> (logprob, entropy) [B, T].
+
+Both align with the token that is predicted and are needed at the indexed ones only."""
 
 Estimator = Callable[[StepSignals], tuple[jax.Array, dict[str, jax.Array]]]
 """signals -> (advantages [N], diagnostics)."""
 
-Block = dict[str, jax.Array]
+Block = dict[str, Any]
+"""The token arrays of a ``StepBatch``: all of them, or a mini-batch's or a part's."""
+
+_TOKEN_ARRAYS = tuple(field.name for field in dataclasses.fields(StepBatch) if field.name != "steps")
 _NO_STEP = jnp.iinfo(jnp.int32).max
 _NOT_DECAYED = ("bias", "scale", "norm")
 
@@ -108,7 +113,8 @@ def make_update(
       ``clip_fraction_low``, ``clip_fraction_high``, ``dual_clip_fraction``, ``ratio``, ``grad_norm`` (before
       the clip),
     - ``ratio_max`` and ``grad_norm_max``, the largest,
-    - ``sampler_gap``, ``sampler_gap_max``: |logprob - old_logprob| on the first mini-batch, before any step,
+    - ``sampler_gap``, ``sampler_gap_max``: |logprob - behavior_logprob| on the first mini-batch, before any step:
+      how far the learner's arithmetic is from the sampler's,
 
     and over the whole batch:
 
@@ -125,7 +131,7 @@ def make_update(
       shardings: of the state, from ``state_shardings``.
 
     Raises:
-      ValueError: ``mesh`` without ``shardings`` or the reverse; at the first call, rows that cannot be cut.
+      ValueError: ``mesh`` without ``shardings`` or the reverse; at the first call, a batch of other parts.
     """
     if (mesh is None) != (shardings is None):
         raise ValueError("make_update takes mesh and shardings together, or neither")
@@ -134,6 +140,8 @@ def make_update(
     def update(state: TrainState, batch: StepBatch) -> tuple[TrainState, Metrics]:
         advantage_N, diagnostics = estimator(batch.steps)
         advantage_N, summary, bad_step = _inspect_advantages(advantage_N, batch.steps)
+        if mesh is not None:  # once, and not in every part that reads its own steps' entries
+            advantage_N = jax.lax.with_sharding_constraint(advantage_N, NamedSharding(mesh, PartitionSpec()))
         run = (summary["signal_share"] > 0) & (bad_step == _NO_STEP)
 
         def step(params: Any, opt_state: Any, block: Block) -> tuple[Any, Any, Metrics]:
@@ -155,7 +163,7 @@ def make_update(
             )
             return (params, opt_state), metrics
 
-        blocks = cut_minibatches(batch, learner.accumulation, mesh)
+        blocks = token_arrays(batch, learner.accumulation)
         (params, opt_state), stacked = jax.lax.scan(minibatch, (state.params, state.opt_state), blocks)
         metrics = summary | _average(stacked, bad_step) | {f"estimator/{k}": v for k, v in diagnostics.items()}
         new_state = dataclasses.replace(
@@ -177,7 +185,7 @@ def make_update(
 def make_logprobs(
     logprob_fn: LogprobFn, learner: LearnerConfig, *, mesh: Mesh | None = None
 ) -> Callable[[Any, StepBatch], jax.Array]:
-    """``logprobs(params, batch) -> f32 [B, T]``, 0 outside the loss mask: for old and reference policies.
+    """``logprobs(params, batch) -> f32 [M, A, B, T]``, 0 outside the loss mask: for old and reference policies.
 
     Blocks of the same size as in the update run one after the other; the empty ones are skipped.
     """
@@ -185,7 +193,7 @@ def make_logprobs(
     def logprobs(params: Any, batch: StepBatch) -> jax.Array:
         def part(_: None, block: Block) -> tuple[None, jax.Array]:
             def compute() -> jax.Array:
-                logprob_BT, _ = logprob_fn(params, block["tokens"], block["positions"], block["segment_ids"])
+                logprob_BT, _ = predict(logprob_fn, params, block)
                 return jnp.where(block["loss_mask"], logprob_BT, 0.0)
 
             zeros_BT = jnp.zeros(block["tokens"].shape)
@@ -194,12 +202,11 @@ def make_logprobs(
         def minibatch(_: None, block: Block) -> tuple[None, jax.Array]:
             return jax.lax.scan(part, None, block)
 
-        _, logprob_MABT = jax.lax.scan(minibatch, None, cut_minibatches(batch, learner.accumulation, mesh))
-        return logprob_MABT.reshape(batch.tokens.shape)
+        return jax.lax.scan(minibatch, None, token_arrays(batch, learner.accumulation))[1]
 
     if mesh is None:
         return jax.jit(logprobs)
-    return jax.jit(logprobs, out_shardings=NamedSharding(mesh, PartitionSpec(BATCH_AXES, None)))
+    return jax.jit(logprobs, out_shardings=NamedSharding(mesh, PartitionSpec(None, None, BATCH_AXES, None)))
 
 
 def _decayed(params: Any) -> Any:
@@ -209,24 +216,21 @@ def _decayed(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(decayed, params)
 
 
-def cut_minibatches(batch: StepBatch, accumulation: int, mesh: Mesh | None) -> Block:
-    """Token arrays [B, T] -> [M, A, B / (M A), T], each part's rows spread over the mesh's batch axes."""
-    (B, T), M = batch.tokens.shape, batch.num_minibatches
-    if B % (M * accumulation * batch_multiple(mesh)):
+def token_arrays(batch: StepBatch, accumulation: int) -> Block:
+    """The arrays [M, A, B, ..] that an update scans over."""
+    parts = batch.tokens.shape[1]
+    if parts != accumulation:
         raise ValueError(
-            f"{B} rows cannot be cut into {M} mini-batches of {accumulation} parts over "
-            f"{batch_multiple(mesh)} devices: pack with the same LearnerConfig and the mesh's batch_multiple"
+            f"the batch has {parts} parts to a mini-batch, LearnerConfig.accumulation is {accumulation}: pack with the "
+            "same LearnerConfig"
         )
+    return {name: getattr(batch, name) for name in _TOKEN_ARRAYS}
 
-    def cut(rows_BT: jax.Array) -> jax.Array:
-        parts = jnp.reshape(rows_BT, (M * accumulation, B // (M * accumulation), T))
-        if mesh is not None:  # before M and A part, so that the move between devices is one all-to-all
-            spec = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, None))
-            parts = jax.lax.with_sharding_constraint(parts, spec)
-        return jnp.reshape(parts, (M, accumulation, -1, T))
 
-    names = ("tokens", "positions", "segment_ids", "loss_mask", "step_index", "old_logprob", "ref_logprob")
-    return {name: cut(getattr(batch, name)) for name in names}
+def predict(logprob_fn: LogprobFn, params: Any, part: Block) -> tuple[jax.Array, jax.Array]:
+    """Log-probability and entropy f32 [B, T] of a part's response tokens."""
+    inputs = (part[name] for name in ("tokens", "positions", "segment_ids", "response_index"))
+    return logprob_fn(params, *inputs)
 
 
 def _inspect_advantages(advantage_N: jax.Array, steps: StepSignals) -> tuple[jax.Array, Metrics, jax.Array]:
@@ -259,12 +263,13 @@ def _minibatch_gradient(
 
     def part_loss(params: Any, part: Block, advantage_N: jax.Array, num_tokens: jax.Array) -> tuple[jax.Array, Metrics]:
         mask_BT, step_BT = part["loss_mask"], part["step_index"]
-        logprob_BT, entropy_BT = logprob_fn(params, part["tokens"], part["positions"], part["segment_ids"])
+        logprob_BT, entropy_BT = predict(logprob_fn, params, part)
         # Index -1 would read the last step's advantage.
         advantage_BT = jnp.where(mask_BT, advantage_N[jnp.maximum(step_BT, 0)], 0.0)
         value, metrics = policy_loss(
             logprob_BT,
             entropy_BT,
+            part["behavior_logprob"],
             part["old_logprob"],
             part["ref_logprob"],
             advantage_BT,

@@ -17,11 +17,12 @@ import jax
 import jax.numpy as jnp
 
 from hgpo_jax.config import ModelConfig
+from hgpo_jax.sharding import Layout, batch_multiple, constrain
 from hgpo_jax.types import Array
 
 Params = dict[str, Any]  # nested: ``params["layers"]["attention"]["q"]["kernel"]``
 
-_LOGITS_PER_ROW = 1 << 24  # at most this many at once in response_logprobs: 64 MiB a row
+_LOGITS = 1 << 25  # at most this many at once on a device in response_logprobs: 128 MiB
 
 _KEPT = {"layer": None, "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
 
@@ -132,6 +133,7 @@ class Attention(nn.Module):
     """Causal self-attention of one layer; reads and writes that layer's part of the cache."""
 
     config: ModelConfig
+    layout: Layout | None = None
 
     def setup(self):
         c = self.config
@@ -143,7 +145,10 @@ class Attention(nn.Module):
         self.o = _dense(c, (c.hidden_size,), ("heads", "head_dim", "embed"), contract=2)
 
     def __call__(self, x_BTD, angles_BTE, mask_BTS, layer, cache: KVCache | None):
-        q_BTHF, k_BSQF, v_BSQF = self.q(x_BTD), self.k(x_BTD), self.v(x_BTD)
+        q_BTHF = constrain(self.layout, self.q(x_BTD), "batch", None, "heads", None)
+        k_BSQF, v_BSQF = (
+            constrain(self.layout, project(x_BTD), "batch", None, "kv_heads", None) for project in (self.k, self.v)
+        )
         if self.config.qk_norm:
             q_BTHF, k_BSQF = self.q_norm(q_BTHF), self.k_norm(k_BSQF)
         q_BTHF, k_BSQF = rotate(q_BTHF, angles_BTE), rotate(k_BSQF, angles_BTE)
@@ -164,6 +169,7 @@ class MLP(nn.Module):
     """SwiGLU (arXiv 2002.05202): ``down(silu(gate(x)) * up(x))``."""
 
     config: ModelConfig
+    layout: Layout | None = None
 
     def setup(self):
         c = self.config
@@ -172,33 +178,38 @@ class MLP(nn.Module):
         self.down = _dense(c, (c.hidden_size,), ("mlp", "embed"))
 
     def __call__(self, x_BTD):
-        return self.down(nn.silu(self.gate(x_BTD)) * self.up(x_BTD))
+        hidden = constrain(self.layout, nn.silu(self.gate(x_BTD)) * self.up(x_BTD), "batch", None, "mlp")
+        return self.down(hidden)
 
 
 class Block(nn.Module):
     """One layer, as the body of a scan: the carry is (hidden, cache), the scanned input its number."""
 
     config: ModelConfig
+    layout: Layout | None = None
 
     def setup(self):
         self.attention_norm, self.mlp_norm = _rms_norm(self.config), _rms_norm(self.config)
-        self.attention, self.mlp = Attention(self.config), MLP(self.config)
+        self.attention, self.mlp = Attention(self.config, self.layout), MLP(self.config, self.layout)
 
     def __call__(self, carry, layer, angles_BTE, mask_BTS):
         x_BTD, cache = carry
         attended, cache = self.attention(self.attention_norm(x_BTD), angles_BTE, mask_BTS, layer, cache)
-        x_BTD = x_BTD + attended
-        return (x_BTD + self.mlp(self.mlp_norm(x_BTD)), cache), None
+        x_BTD = constrain(self.layout, x_BTD + attended, "batch", None, None)
+        x_BTD = constrain(self.layout, x_BTD + self.mlp(self.mlp_norm(x_BTD)), "batch", None, None)
+        return (x_BTD, cache), None
 
 
 class Transformer(nn.Module):
     """The decoder. Its layers are one scan over stacked parameters, so depth does not lengthen compilation.
 
-    Parameters are float32 and carry logical axis names ("vocab", "embed", "heads", "kv_heads", "head_dim",
-    "mlp", "layers"), which the learner's sharding table maps to mesh axes.
+    Parameters carry logical axis names ("vocab", "embed", "heads", "kv_heads", "head_dim", "mlp", "layers"), which
+    the table in ``sharding.py`` maps to mesh axes. On a mesh, ``layout`` also tells the compiler where activations lie:
+    rows over the batch axes, heads and the MLP's width over the tensor axis.
     """
 
     config: ModelConfig
+    layout: Layout | None = None
 
     def setup(self):
         c = self.config
@@ -215,7 +226,7 @@ class Transformer(nn.Module):
             in_axes=in_axes,
             length=c.num_layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
-        )(c)
+        )(c, self.layout)
         self.final_norm = _rms_norm(c)
         if not c.tie_word_embeddings:
             head_init = nn.with_logical_partitioning(_fan_in, ("embed", "vocab"))
@@ -244,7 +255,7 @@ class Transformer(nn.Module):
         c = self.config
         cache, mask_BTS = _visible(segment_ids_BT, cache)
         angles_BTE = rotary_angles(positions_BT, c.head_dim, c.rope_theta)
-        x_BTD = self.embed[tokens_BT].astype(c.dtype)
+        x_BTD = constrain(self.layout, self.embed[tokens_BT].astype(c.dtype), "batch", None, None)
         (x_BTD, cache), _ = self.layers((x_BTD, cache), jnp.arange(c.num_layers), angles_BTE, mask_BTS)
         if cache is not None:
             cache = cache._replace(length=cache.length + tokens_BT.shape[1])
@@ -257,7 +268,8 @@ class Transformer(nn.Module):
             equation, weight = "...d,vd->...v", self.embed
         else:
             equation, weight = "...d,dv->...v", self.head
-        return jnp.einsum(equation, hidden, weight.astype(dtype), preferred_element_type=jnp.float32)
+        logits = jnp.einsum(equation, hidden, weight.astype(dtype), preferred_element_type=jnp.float32)
+        return constrain(self.layout, logits, "batch", *[None] * (logits.ndim - 2), "vocab")
 
 
 def _visible(segment_ids_BT, cache: KVCache | None) -> tuple[KVCache | None, jax.Array]:
@@ -305,18 +317,21 @@ def response_logprobs(
     tokens_BT: Array,
     positions_BT: Array,
     segment_ids_BT: Array,
+    response_index_BC: Array | None = None,
     temperature: chex.Numeric = 1.0,
 ) -> tuple[jax.Array, jax.Array]:
     """``log p(tokens[b, t] | what precedes it in its segment)``, and that distribution's entropy.
 
     Both align with the token that is predicted and are 0 where there is no prediction: at the first token of
-    each segment and on padding. With a large vocabulary the logits are made in chunks over T, and again in
-    the backward pass.
+    each segment, on padding, and at tokens that ``response_index`` doesn't name. Only for those that it names are
+    logits made, in chunks where the vocabulary is large, and again in the backward pass: [tokens, V] never exists.
 
     Args:
       model: the decoder or its configuration.
       params: its parameters.
       tokens_BT, positions_BT, segment_ids_BT: i32 [B, T], as ``Transformer.__call__`` takes them.
+      response_index_BC: i32 [B, C], columns of the tokens to predict, each once, -1 where a row has fewer; None
+        predicts all.
       temperature: the one that sampled; the log-probabilities are those of the tempered distribution.
 
     Returns:
@@ -324,31 +339,49 @@ def response_logprobs(
     """
     model = model if isinstance(model, Transformer) else Transformer(model)
     variables = {"params": params}
+    B, T = tokens_BT.shape
     hidden_BTD: jax.Array = model.apply(variables, tokens_BT, positions_BT, segment_ids_BT)[0]
-    next_token_BT = jnp.roll(tokens_BT, -1, axis=1)
+    if response_index_BC is None:
+        response_index_BC = jnp.broadcast_to(jnp.arange(T), (B, T))
+    # A token is predicted where its predecessor stands, if that belongs to its segment.
+    before_BC = jnp.maximum(response_index_BC - 1, 0)
+    segment_BC, before_segment_BC = (
+        jnp.take_along_axis(segment_ids_BT, index, 1) for index in (jnp.maximum(response_index_BC, 0), before_BC)
+    )
+    predicted_BC = (response_index_BC > 0) & (segment_BC == before_segment_BC) & (segment_BC > 0)
+    token_BC = jnp.take_along_axis(tokens_BT, jnp.maximum(response_index_BC, 0), 1)
+    hidden_BCD = constrain(model.layout, jnp.take_along_axis(hidden_BTD, before_BC[..., None], 1), "batch", None, None)
 
     def predict(chunk):
         hidden, token = chunk
         logits: Any = model.apply(variables, hidden, method="unembed")
-        logprobs = jax.nn.log_softmax(temper(logits, temperature))
-        chosen = jnp.take_along_axis(logprobs, token[..., None], axis=-1)[..., 0]
-        return chosen, -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
+        logits = temper(logits, temperature)
+        total = jax.nn.logsumexp(logits, axis=-1)
+        chosen = jnp.take_along_axis(logits, token[..., None], axis=-1)[..., 0] - total
+        # H = log Z - E[logit]
+        return chosen, total - jnp.sum(jnp.exp(logits - total[..., None]) * logits, axis=-1)
 
-    logprob_BT, entropy_BT = _over_chunks(predict, (hidden_BTD, next_token_BT), model.config.vocab_size)
-    predicted_BT = (segment_ids_BT[:, 1:] == segment_ids_BT[:, :-1]) & (segment_ids_BT[:, 1:] > 0)
+    values = _over_chunks(predict, (hidden_BCD, token_BC), _rows_on_a_device(model, B) * model.config.vocab_size)
+    columns_BC = jnp.where(predicted_BC, response_index_BC, T)
+    rows_B1 = jnp.arange(B)[:, None]
 
-    def align(x_BT):
-        return jnp.pad(jnp.where(predicted_BT, x_BT[:, :-1], 0.0), ((0, 0), (1, 0)))
+    def spread(x_BC):
+        x_BT = jnp.zeros((B, T)).at[rows_B1, columns_BC].set(x_BC, mode="drop")
+        return constrain(model.layout, x_BT, "batch", None)
 
-    return align(logprob_BT), align(entropy_BT)
+    return spread(values[0]), spread(values[1])
 
 
-def _over_chunks(function, arrays, vocab_size: int):
-    """``function(arrays)`` in equal chunks over axis 1, as few as keep a row's logits under the limit."""
-    B, T = arrays[-1].shape
-    chunks = next(n for n in range(1, T + 1) if T % n == 0 and (T // n * vocab_size <= _LOGITS_PER_ROW or n == T))
+def _rows_on_a_device(model: Transformer, rows: int) -> int:
+    return max(rows // batch_multiple(model.layout and model.layout.mesh), 1)
+
+
+def _over_chunks(function, arrays, logits_per_column: int):
+    """``function(arrays)`` in equal chunks over axis 1, as few as keep the logits under the limit."""
+    B, C = arrays[-1].shape
+    chunks = next(n for n in range(1, C + 1) if C % n == 0 and (C // n * logits_per_column <= _LOGITS or n == C))
     if chunks == 1:
         return function(arrays)
-    split = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(B, chunks, T // chunks, *x.shape[2:]), 1, 0), arrays)
+    split = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(B, chunks, C // chunks, *x.shape[2:]), 1, 0), arrays)
     mapped = jax.lax.map(jax.checkpoint(function), split)
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(B, T), mapped)
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(B, C), mapped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hgpo_jax.config import LearnerConfig
-from hgpo_jax.learner.packing import pack_steps
+from hgpo_jax.learner.packing import pack_steps, with_logprobs
 from hgpo_jax.types import StepBatch, StepSignals, TrainState
 
 VOCAB, EMBED, MLP = 16, 8, 32
@@ -44,8 +45,10 @@ def abstract_params() -> Any:
     )
 
 
-def logprobs(params: Any, tokens_BT: Any, positions_BT: Any, segment_ids_BT: Any) -> tuple[jax.Array, jax.Array]:
-    """Predicts from the previous token, and from the one before it in the same segment."""
+def logprobs(
+    params: Any, tokens_BT: Any, positions_BT: Any, segment_ids_BT: Any, response_index_BC: Any = None
+) -> tuple[jax.Array, jax.Array]:
+    """Predicts every token from the previous one, and from the one before that in the same segment."""
 
     def back(distance: int) -> jax.Array:
         shifted = jnp.pad(tokens_BT, ((0, 0), (distance, 0)))[:, :-distance]
@@ -84,6 +87,29 @@ def make_signals(score: np.ndarray) -> StepSignals:
 
 def make_steps(n: int = 22, seed: int = 0, score: np.ndarray | None = None) -> dict[str, Any]:
     """Arguments of ``pack_steps``: n steps with log-probabilities near those of the toy policy."""
+    return _steps_and_reference(n, seed, score)[0]
+
+
+def make_batch(config: LearnerConfig, n: int = 22, seed: int = 0, row_multiple: int = 1, **kwargs: Any) -> StepBatch:
+    steps, reference = _steps_and_reference(n, seed, **kwargs)
+    batch = pack_steps(**steps, config=config, seed=seed, row_multiple=row_multiple)
+    ref = np.zeros(batch.tokens.shape, np.float32)
+    for i, values in enumerate(reference):
+        ref[batch.loss_mask & (batch.step_index == i)] = values
+    return with_logprobs(batch, ref=ref)
+
+
+def recut(batch: StepBatch, accumulation: int) -> StepBatch:
+    """The same rows in another number of parts."""
+    cut = {
+        field.name: x.reshape(len(x), accumulation, -1, x.shape[-1])
+        for field in dataclasses.fields(batch)
+        if field.name != "steps" and (x := getattr(batch, field.name)) is not None
+    }
+    return dataclasses.replace(batch, **cut)
+
+
+def _steps_and_reference(n: int, seed: int, score: np.ndarray | None = None) -> tuple[dict[str, Any], list[np.ndarray]]:
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(0, VOCAB, rng.integers(1, 6)) for _ in range(n)]
     responses = [rng.integers(0, VOCAB, rng.integers(1, 7)) for _ in range(n)]
@@ -96,14 +122,6 @@ def make_steps(n: int = 22, seed: int = 0, score: np.ndarray | None = None) -> d
     old = [x + rng.normal(size=x.shape).astype(np.float32) * 0.1 for x in here]
     ref = [x + rng.normal(size=x.shape).astype(np.float32) * 0.3 for x in here]
     score = rng.normal(size=n) if score is None else score
-    return {
-        "prompt_tokens": prompts,
-        "response_tokens": responses,
-        "old_logprob": old,
-        "ref_logprob": ref,
-        "signals": make_signals(score),
-    }
-
-
-def make_batch(config: LearnerConfig, n: int = 22, seed: int = 0, row_multiple: int = 1, **kwargs: Any) -> StepBatch:
-    return pack_steps(**make_steps(n, seed, **kwargs), config=config, seed=seed, row_multiple=row_multiple)
+    signals = make_signals(score)
+    steps = {"prompt_tokens": prompts, "response_tokens": responses, "behavior_logprob": old, "signals": signals}
+    return steps, ref

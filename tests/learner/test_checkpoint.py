@@ -19,8 +19,8 @@ import pytest
 
 from hgpo_jax.config import LearnerConfig, LossConfig, MeshConfig, OptimizerConfig
 from hgpo_jax.learner.checkpoint import Checkpoints
-from hgpo_jax.learner.sharding import make_mesh, state_shardings
 from hgpo_jax.learner.update import make_optimizer, make_update
+from hgpo_jax.sharding import make_mesh, state_shardings
 from hgpo_jax.types import TrainState
 
 OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=3))

@@ -112,6 +112,7 @@ def random_tokens(seed: int = 0) -> dict[str, np.ndarray]:
     return {
         "logprob_BT": old + rng.normal(size=(4, 12)),
         "entropy_BT": rng.random((4, 12)),
+        "behavior_logprob_BT": old + rng.normal(size=(4, 12)) * 0.5,
         "old_logprob_BT": old,
         "ref_logprob_BT": old + rng.normal(size=(4, 12)) * 0.5,
         "advantage_BT": np.take_along_axis(advantage_of, segments, 1),
@@ -130,8 +131,10 @@ def loop_loss(tokens: dict[str, np.ndarray], config: LossConfig) -> dict[str, An
             steps.append({k[:-3]: v[b][here] for k, v in tokens.items()})
     num_tokens = sum(len(s["logprob"]) for s in steps)
     out: dict[str, Any] = dict.fromkeys(
-        ("loss", "kl", "clip_fraction_low", "clip_fraction_high", "dual_clip_fraction"), 0.0
+        ("loss", "kl", "clip_fraction_low", "clip_fraction_high", "dual_clip_fraction", "logprob_gap"), 0.0
     )
+    if config.importance_cap is not None:
+        out |= {"importance": 0.0, "importance_capped_fraction": 0.0}
     for s in steps:
         length = len(s["logprob"])
         for t in range(length):
@@ -143,6 +146,12 @@ def loop_loss(tokens: dict[str, np.ndarray], config: LossConfig) -> dict[str, An
             if config.dual_clip is not None and A < 0:
                 objective = max(objective, config.dual_clip * A)
                 out["dual_clip_fraction"] += (rho > config.dual_clip) / num_tokens
+            if config.importance_cap is not None:
+                importance = np.exp(s["old_logprob"][t] - s["behavior_logprob"][t])
+                objective *= min(importance, config.importance_cap)
+                out["importance"] += importance / num_tokens
+                out["importance_capped_fraction"] += (importance > config.importance_cap) / num_tokens
+            out["logprob_gap"] += abs(s["logprob"][t] - s["behavior_logprob"][t]) / num_tokens
             d = s["ref_logprob"][t] - s["logprob"][t]
             kl = np.exp(d) - d - 1
             weight = {
@@ -163,9 +172,10 @@ CONFIGS = [
         (3.0, None), ("token", "sequence"), ("token_mean", "sequence_mean", "constant")
     )
 ]
+CONFIGS.append(dataclasses.replace(CONFIGS[0], importance_cap=1.2))
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.dual_clip}-{c.ratio}-{c.aggregation}")
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.dual_clip}-{c.ratio}-{c.aggregation}-{c.importance_cap}")
 def test_loss_and_metrics_match_the_loop(config):
     tokens = random_tokens()
     arrays = {k: jnp.asarray(v, None if v.dtype != np.float64 else jnp.float32) for k, v in tokens.items()}
@@ -179,6 +189,9 @@ def test_loss_and_metrics_match_the_loop(config):
     assert expected["clip_fraction_high"] > 0
     assert expected["clip_fraction_low"] > 0
     np.testing.assert_allclose(loss, expected["loss"], rtol=2e-5)
+
+    if config.importance_cap is not None:
+        assert 0 < expected["importance_capped_fraction"] < 1
 
     # Any two parts add up to the whole.
     def part(rows: slice) -> jax.Array:
@@ -195,7 +208,7 @@ def test_what_lies_outside_the_mask_does_not_matter():
     weights = token_weights(mask, tokens["segment_ids_BT"], config)
 
     def value_and_grad(noise: float):
-        names = ("logprob_BT", "entropy_BT", "old_logprob_BT", "ref_logprob_BT", "advantage_BT")
+        names = ("logprob_BT", "entropy_BT", "behavior_logprob_BT", "old_logprob_BT", "ref_logprob_BT", "advantage_BT")
         arrays = tokens | {k: jnp.where(mask, tokens[k], noise) for k in names}
 
         def loss(logprob_BT: jax.Array):

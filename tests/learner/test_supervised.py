@@ -17,7 +17,7 @@ VOCAB = 5
 
 
 def logprob_fn(
-    params: jax.Array, tokens_BT: jax.Array, positions_BT: jax.Array, _: jax.Array
+    params: jax.Array, tokens_BT: jax.Array, positions_BT: jax.Array, *_: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """One distribution [V] for every token: its likelihood is a count."""
     logprob_BT = jnp.where(positions_BT > 0, jax.nn.log_softmax(params)[tokens_BT], 0.0)

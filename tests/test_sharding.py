@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import learner_toy as toy
 import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from hgpo_jax.config import LearnerConfig, MeshConfig, ModelConfig, OptimizerConfig
-from hgpo_jax.learner import sharding
-from hgpo_jax.learner.sharding import (
+from hgpo_jax import sharding
+from hgpo_jax.config import MeshConfig, ModelConfig, OptimizerConfig
+from hgpo_jax.learner.update import init_state, make_optimizer
+from hgpo_jax.policy import transformer
+from hgpo_jax.sharding import (
     batch_multiple,
     batch_shardings,
     make_mesh,
@@ -20,8 +21,7 @@ from hgpo_jax.learner.sharding import (
     partition_spec,
     state_shardings,
 )
-from hgpo_jax.learner.update import init_state, make_optimizer
-from hgpo_jax.policy import transformer
+from hgpo_jax.types import StepBatch, StepSignals
 
 MODEL = ModelConfig(
     vocab_size=16,
@@ -134,11 +134,14 @@ def test_moments_lie_where_their_parameters_lie(name):
 
 def test_a_batch_has_its_rows_over_data_and_fsdp():
     mesh = make_mesh(MeshConfig(2, 2, 2))
-    batch = toy.make_batch(LearnerConfig(minibatch_steps=8, row_length=16), row_multiple=4)
+    rows, steps = np.zeros((2, 1, 4, 16), np.int32), np.zeros(8, np.int32)
+    signals = StepSignals(steps, steps, steps, steps, steps, np.zeros((2, 8), np.int32))
+    batch = StepBatch(*[rows] * 9, steps=signals)
     shardings = batch_shardings(batch, mesh)
     placed = jax.device_put(batch, shardings)
-    assert placed.tokens.sharding.spec == P(("data", "fsdp"), None)
-    assert placed.steps.score.sharding.spec == placed.steps.group_ids.sharding.spec == P()
+    assert placed.tokens.sharding.spec == P(None, None, ("data", "fsdp"), None)
+    assert placed.steps.score.sharding.spec == P(("data", "fsdp"))
+    assert placed.steps.group_ids.sharding.spec == P(None, ("data", "fsdp"))
     np.testing.assert_array_equal(placed.tokens, batch.tokens)
 
 

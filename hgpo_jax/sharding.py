@@ -62,6 +62,34 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     return jax.make_mesh(tuple(sizes.values()), MESH_AXES, (AxisType.Auto,) * len(MESH_AXES), devices=devices[:used])
 
 
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A mesh, read through ``RULES``: where the arrays of a forward pass lie on it. Hashable, so static under jit."""
+
+    mesh: Mesh
+
+    def spec(self, shape: Sequence[int], logical_axes: Sequence[str | None]) -> PartitionSpec:
+        """The mesh axes of an array of this shape; an activation's axis that a mesh axis doesn't divide is whole."""
+        axes = [
+            logical if logical is not None and size % _parts(logical, self.mesh) == 0 else None
+            for size, logical in zip(shape, logical_axes, strict=True)
+        ]
+        return partition_spec("activation", shape, axes, self.mesh)
+
+    def sharding(self, shape: Sequence[int], logical_axes: Sequence[str | None]) -> NamedSharding:
+        """``spec`` on this mesh."""
+        return NamedSharding(self.mesh, self.spec(shape, logical_axes))
+
+    def constrain(self, x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
+        """``x``, told to the compiler to lie so."""
+        return jax.lax.with_sharding_constraint(x, self.sharding(x.shape, logical_axes))
+
+
+def constrain(layout: Layout | None, x: jax.Array, *logical_axes: str | None) -> jax.Array:
+    """``layout.constrain``, or ``x`` as it is on a single device."""
+    return x if layout is None else layout.constrain(x, logical_axes)
+
+
 def batch_multiple(mesh: Mesh | None) -> int:
     """Devices along the batch axes: what the rows of a mini-batch's part have to be a multiple of."""
     return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in BATCH_AXES)
@@ -86,7 +114,7 @@ def partition_spec(name: str, shape: Sequence[int], logical_axes: Sequence[str |
         if logical is not None and logical not in RULES:
             raise ValueError(f"{name}: no rule for the logical axis {logical!r}; RULES knows {sorted(RULES)}")
         axes = None if logical is None else RULES[logical]
-        parts = math.prod(mesh.shape[a] for a in _as_tuple(axes))
+        parts = _parts(logical, mesh)
         if size % parts:
             if logical not in REPLICATED_IF_INDIVISIBLE:
                 raise ValueError(
@@ -134,11 +162,16 @@ def state_shardings(abstract_params: Any, optimizer: optax.GradientTransformatio
 
 
 def batch_shardings(batch: StepBatch, mesh: Mesh) -> StepBatch:
-    """Rows over the batch axes; the small arrays of one value per step on every device."""
-    rows = NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))
-    replicated = NamedSharding(mesh, PartitionSpec())
-    steps: StepSignals = jax.tree.map(lambda _: replicated, batch.steps)
+    """Rows of tokens over the batch axes, and the N steps likewise, so that each process brings its own of both."""
+    rows = NamedSharding(mesh, PartitionSpec(None, None, BATCH_AXES, None))
+    steps: StepSignals = jax.tree.map(
+        lambda x: NamedSharding(mesh, PartitionSpec(*[None] * (x.ndim - 1), BATCH_AXES)), batch.steps
+    )
     return dataclasses.replace(jax.tree.map(lambda _: rows, batch), steps=steps)
+
+
+def _parts(logical: str | None, mesh: Mesh) -> int:
+    return 1 if logical is None else math.prod(mesh.shape[a] for a in _as_tuple(RULES[logical]))
 
 
 def _as_tuple(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
