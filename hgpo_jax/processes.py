@@ -1,4 +1,4 @@
-"""Several processes of one run, one or more a host: how they find each other, agree, and notice that one is lost.
+"""Several processes of one run, one or more a host: how they find each other and what they agree on.
 
 Every process runs the same program on its own environments. Together they hold the mesh's arrays, so whatever they
 compute on those they have to do in the same order. In a run of one process all of this does nothing.
@@ -7,12 +7,7 @@ compute on those they have to do in the same order. In a run of one process all 
 from __future__ import annotations
 
 import dataclasses
-import faulthandler
 import hashlib
-import os
-import queue
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,9 +17,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
 from hgpo_jax.config import MeshConfig
+from hgpo_jax.watchdog import Watchdog
 
 JOINING = 300.0  # seconds until all have to be there
-LOST = 3  # the exit status of a process that gives up waiting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +63,7 @@ def start_processes(config: ProcessesConfig) -> None:
     if jax.distributed.is_initialized() or (config.count == 1 and not config.auto):
         return
     joining = min(JOINING, config.deadline)
-    with Watchdog(joining, config.id or 0, always=True) as watchdog:
+    with Watchdog(joining, config.id or 0) as watchdog:
         others = f"the other {config.count - 1} at {config.coordinator}"
         watchdog.feed("looking for the other processes" if config.auto else f"waiting for {others}")
         try:
@@ -90,6 +85,11 @@ def start_processes(config: ProcessesConfig) -> None:
 def is_lead() -> bool:
     """Whether this process is the one that writes logs, records and figures."""
     return jax.process_index() == 0
+
+
+def process_number() -> int | None:
+    """This process's number in a run of several; None in a run of one."""
+    return jax.process_index() if jax.process_count() > 1 else None
 
 
 def gather(values: Any) -> np.ndarray:
@@ -189,57 +189,3 @@ def local_replica(params: Any, shardings: Any, cast: Callable[[Any], Any] = lamb
         return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)
 
     return jax.tree.map(own, spread, shardings)
-
-
-class Watchdog:
-    """Ends this process when it takes too long over one part of an iteration, for it may wait for ever.
-
-    A process that dies is noticed by its heartbeat. One that lives but hangs, in an environment say, is not: the
-    others wait for it in their next common computation. ``feed`` names what is begun; when ``seconds`` pass without
-    another, a line that says so and the stacks of all threads are printed, and the process exits with status 3. As
-    a context manager it ends with the block.
-
-    Args:
-      seconds: that a part may take.
-      process: the number to print; this process's own unless given.
-      always: watch a single process too.
-    """
-
-    def __init__(self, seconds: float, process: int | None = None, always: bool = False):
-        self.seconds = seconds
-        self._parts: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._process = process
-        self._thread = None
-        if always or jax.process_count() > 1:
-            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-
-    def feed(self, part: str, iteration: int | None = None) -> None:
-        """``part`` of ``iteration`` begins now."""
-        self._parts.put(part if iteration is None else f"{part} of iteration {iteration}")
-
-    def __enter__(self) -> Watchdog:
-        self.feed("start")
-        if self._thread is not None:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._parts.put(None)
-        if self._thread is not None:
-            self._thread.join()
-
-    def _watch(self) -> None:
-        part = ""
-        try:
-            while (fed := self._parts.get(timeout=self.seconds)) is not None:
-                part = fed
-        except queue.Empty:
-            process = jax.process_index() if self._process is None else self._process
-            print(
-                f"error: process {process} made no progress for {self.seconds:g} s in {part}: it hangs, or waits for "
-                "a process that does. All end; start them again with --resume, or raise --processes.deadline",
-                file=sys.stderr,
-                flush=True,
-            )
-            faulthandler.dump_traceback()
-            os._exit(LOST)
