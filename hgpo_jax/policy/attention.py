@@ -18,7 +18,6 @@ from typing import Any, Literal
 import chex
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 
 from hgpo_jax.policy import blockwise_attention
@@ -26,9 +25,9 @@ from hgpo_jax.types import Array
 
 IMPLEMENTATIONS = ("plain", "blockwise", "cudnn", "splash")
 _NEEDS = {"cudnn": "gpu", "splash": "tpu"}
-_SHORT = 1024  # up to here plain attention is as fast on a CPU, and its T x S scores are small
+_SHORT = 128  # rows up to here are one block of "blockwise", and plain attention does the same with less code
+_CPU_BLOCK, _BLOCK = 128, 512  # queries and keys: what a CPU's cache holds, and the larger products others like
 _LANES = 128  # what Pallas on a TPU wants widths and blocks to be a multiple of
-_SPLASH_BLOCK = 512
 _CUDNN_QUERIES = 1024  # queries per call of cuDNN
 _CUDNN_HIDDEN = -float(2 << 40)  # bias of a slot that isn't seen, the value that JAX gives cuDNN for a mask
 
@@ -43,15 +42,15 @@ def choose_attention(attention: str, platform: str, length: int, dtype: str) -> 
       dtype: of the computation, "float32" or "bfloat16".
 
     Returns:
-      One of ``IMPLEMENTATIONS``. For "auto": "splash" on a TPU; "cudnn" on a GPU in bfloat16, the only of the two
-      dtypes that it takes; otherwise "blockwise", and "plain" for rows too short to gain from it.
+      One of ``IMPLEMENTATIONS``. For "auto": "plain" for rows of a block or less; otherwise "splash" on a TPU,
+      "cudnn" on a GPU in bfloat16, the only of the two dtypes that it takes, and else "blockwise".
     """
     if attention != "auto":
         return attention
-    if platform == "tpu":
-        return "splash" if length > _LANES else "plain"
     if length <= _SHORT:
         return "plain"
+    if platform == "tpu":
+        return "splash"
     return "cudnn" if platform == "gpu" and dtype == "bfloat16" else "blockwise"
 
 
@@ -67,7 +66,7 @@ def attend(
     mesh: Mesh | None = None,
     batch_axes: str | tuple[str, ...] | None = None,
     heads_axis: str | None = None,
-    block: int = 256,
+    block: int | None = None,
     interpret: bool = False,
 ) -> jax.Array:
     """Attention of T queries, which stand in slots ``start`` to ``start + T - 1``, over S slots of keys and values.
@@ -88,7 +87,7 @@ def attend(
       mesh: where the arrays are sharded. "plain" and "blockwise" leave that to the compiler; the kernels run per shard.
       batch_axes: mesh axes that B is divided over.
       heads_axis: mesh axis that H is divided over, and Q where it divides Q; otherwise key/value heads are repeated.
-      block: the most queries, and keys, that "blockwise" holds scores of at once.
+      block: the most queries, and keys, that "blockwise" holds scores of at once; None: 128 on a CPU, else 512.
       interpret: run "splash" without a TPU, slowly: for tests.
 
     Returns:
@@ -106,27 +105,29 @@ def attend(
     chex.assert_shape([query_segments_BT, key_segments_BS], [(B, T), (B, k_BSQF.shape[1])])
     if H % Q:
         raise ValueError(f"{H} query heads are not a multiple of {Q} key/value heads")
-    _check_platform(implementation, mesh, interpret)
+    # The mesh says where the program will run: it may be compiled on a host without such a device.
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    _check_platform(implementation, platform, interpret)
     query_segments_BT, key_segments_BS = jnp.asarray(query_segments_BT), jnp.asarray(key_segments_BS)
     if isinstance(start, int):  # slots after the last query are seen by none
         k_BSQF, v_BSQF, key_segments_BS = (x[:, : start + T] for x in (k_BSQF, v_BSQF, key_segments_BS))
     if implementation in ("plain", "blockwise"):
         arrays = q_BTHF, k_BSQF, v_BSQF, query_segments_BT, key_segments_BS, start
-        return plain(*arrays) if implementation == "plain" else blockwise_attention.attend(*arrays, block=block)
+        if implementation == "plain":
+            return plain(*arrays)
+        return blockwise_attention.attend(*arrays, block=block or (_CPU_BLOCK if platform == "cpu" else _BLOCK))
     if not isinstance(start, int) or start or k_BSQF.shape[1] != T:
         raise ValueError(f"attention={implementation!r} reads whole rows, not a cache; use 'plain' or 'blockwise'")
     kernel = functools.partial(splash, interpret=interpret) if implementation == "splash" else cudnn
     return _per_shard(kernel, q_BTHF, k_BSQF, v_BSQF, query_segments_BT, mesh, batch_axes, heads_axis)
 
 
-def _check_platform(implementation: str, mesh: Mesh | None, interpret: bool) -> None:
+def _check_platform(implementation: str, platform: str, interpret: bool) -> None:
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"attention={implementation!r} is unknown; use one of {', '.join(IMPLEMENTATIONS)}")
     needed = _NEEDS.get(implementation)
     if needed is None or (interpret and implementation == "splash"):
         return
-    # The mesh says where the program will run: it may be compiled on a host without such a device.
-    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     if platform != needed:
         raise ValueError(f"attention={implementation!r} needs a {needed.upper()}, not a {platform}; use 'blockwise'")
 
@@ -158,7 +159,7 @@ def splash(q_BTHF, k_BTQF, v_BTQF, segments_BT, *, interpret: bool = False) -> j
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     T, H, F = q_BTHF.shape[1:]
-    size = blockwise_attention.block_size(T, _SPLASH_BLOCK, multiple=_LANES)
+    size = blockwise_attention.block_size(T, _BLOCK, multiple=_LANES)
     length = -(-T // size) * size
     q_BTHF = (q_BTHF.astype(jnp.float32) * F**-0.5).astype(q_BTHF.dtype)  # the kernel doesn't scale
 
@@ -202,14 +203,12 @@ def cudnn(
     pad = T % 2  # with a bias cuDNN's backward pass wants even lengths
     q, k, v = (jnp.pad(x, ((0, 0), (0, pad), (0, 0), (0, 0))) for x in (q_BTHF, k_BTQF, v_BTQF))
     segments = jnp.pad(segments_BT, ((0, 0), (0, pad)))
-    policy = jax.checkpoint_policies.save_anything_except_these_names("attention_bias")
 
-    @functools.partial(jax.checkpoint, policy=policy, static_argnums=(4, 5))
+    @functools.partial(jax.checkpoint, policy=_is_cudnn, static_argnums=(4, 5))
     def attend_some(q, k, v, segments, start, stop):
         seen = visible(segments[:, start:stop], segments[:, :stop], start)
         own = jnp.arange(stop)[None, :] == jnp.arange(start, stop)[:, None]  # so that padding sees something
         bias = jnp.where(seen | own[None], 0.0, _CUDNN_HIDDEN).astype(q.dtype)[:, None]
-        bias = checkpoint_name(bias, "attention_bias")
         return jax.nn.dot_product_attention(
             q[:, start:stop], k[:, :stop], v[:, :stop], bias, implementation=implementation
         )
@@ -217,6 +216,11 @@ def cudnn(
     bounds = [*range(0, T + pad, queries), T + pad]
     parts = [attend_some(q, k, v, segments, *pair) for pair in itertools.pairwise(bounds)]
     return jnp.concatenate(parts, axis=1)[:, :T]
+
+
+def _is_cudnn(primitive, *_, **__) -> bool:
+    """What the backward pass keeps of a call of cuDNN: output and logsumexp. The rest is cheap to make again."""
+    return primitive.name.startswith("dot_product_attention_fwd")
 
 
 def _per_shard(kernel: Callable, q_BTHF, k_BTQF, v_BTQF, segments_BT, mesh, batch_axes, heads_axis) -> jax.Array:
