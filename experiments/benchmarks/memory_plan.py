@@ -1,0 +1,323 @@
+"""What a run needs of each device, before one is paid for.
+
+    python -m experiments.benchmarks.memory_plan --model qwen2_5_7b --topology v5e:4x4 --mesh.fsdp 16
+    python -m experiments.benchmarks.memory_plan --all --json plan.json     # the table; goes on where it stopped
+
+Each program of the run is compiled ahead of time for devices that need not be there, and nothing is allocated. TPU
+slices (v5e, v5p, v6e) go through the TPU's own compiler, which refuses what doesn't fit; the extra ``tpu-plan``
+installs it. ``gpu80:8``, eight GPUs of 80 GB, is compiled for virtual CPU devices: bytes of arguments are exact, the
+peak is an upper estimate, since bfloat16 is widened there and little is fused.
+
+Shapes are the run's largest: every step fills a row. The total is a program's own peak and what lies beside it
+meanwhile: the frozen reference, and the optimizer's moments while replies are drawn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jax
+import tyro
+from jax.sharding import Mesh
+from rich.console import Console
+from rich.table import Table
+
+from experiments.benchmarks import flops, programs, slices
+from experiments.benchmarks.programs import ProgramName
+from experiments.configs import RunConfig, config_to_json, load_config
+from hgpo_jax.config import MeshConfig
+from hgpo_jax.sharding import batch_multiple, make_mesh
+
+GIB = slices.GIB
+_COLLECTIVE = re.compile(r"= .*? (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
+_KERNEL = 'custom_call_target="tpu_custom_call"'
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One run on one slice."""
+
+    model: str = "qwen2_5_7b"  # a config of experiments/configs
+    topology: str = "v5e:4x4"  # v5e:RxC, v6e:RxC, v5p:XxYxZ, or for GPUs gpuGB:COUNT
+    mesh: MeshConfig = MeshConfig(fsdp=-1)
+    accumulation: int | None = None  # parts of a mini-batch; None: one row of each part on a device
+    # None leaves the config's own:
+    param_dtype: Literal["float32", "bfloat16"] | None = None
+    remat: Literal["none", "layer", "products"] | None = None
+    attention: Literal["auto", "plain", "blockwise", "splash"] | None = None
+    num_layers: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One compilation. Bytes are those of one device."""
+
+    rows: int  # of a part of a mini-batch, or sampled together
+    arguments: int
+    beside: int  # held meanwhile by what the program does not take
+    limit: float
+    peak: int | None  # None: refused
+    seconds: float
+    flops: float  # of a mini-batch, or of all replies
+    tokens: int  # that these are for
+    refusal: str = ""
+    collectives: dict[str, int] = dataclasses.field(default_factory=dict)  # in the program's text: a loop counts once
+    kernels: int = 0
+
+    @property
+    def fits(self) -> bool:
+        """The compiler took it, and what lies beside it has room too."""
+        return self.peak is not None and self.peak + self.beside <= self.limit
+
+
+def run_config(plan: Plan) -> RunConfig:
+    """The config that the plan names, with its overrides.
+
+    Raises:
+      ValueError: no config of that name.
+    """
+    config = load_config(plan.model)
+    chosen = {name: getattr(plan, name) for name in ("param_dtype", "remat", "attention", "num_layers")}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, **given))
+
+
+def default_rows(program: ProgramName, plan: Plan, config: RunConfig, mesh: Mesh) -> int:
+    """Rows of a part of a mini-batch, or all episodes, which are sampled together."""
+    if program in ("sampling", "estimator"):
+        return config.rollout.tasks * config.rollout.group_size
+    if plan.accumulation is None:
+        return batch_multiple(mesh)
+    return config.learner.minibatch_steps // plan.accumulation
+
+
+def bytes_beside(program: ProgramName, config: RunConfig, mesh: Mesh) -> int:
+    """What a device holds that the program does not take: the reference; but in the update, the moments too."""
+    if program == "estimator":
+        return 0
+    state = programs.abstract_state(config, mesh)
+    reference = programs.bytes_per_device(state.params) if config.loss.kl_coef else 0
+    return reference if program == "update" else reference + programs.bytes_per_device(state.opt_state)
+
+
+def work(program: ProgramName, config: RunConfig) -> tuple[float, int]:
+    """FLOPs of a mini-batch or of all replies, counted by hand, and the tokens that they are for."""
+    rollout, steps = config.rollout, config.learner.minibatch_steps
+    if program == "estimator":
+        return 0.0, 0
+    if program == "sampling":
+        episodes = rollout.tasks * rollout.group_size
+        count = flops.sampling_flops(config.model, episodes, rollout.max_prompt_length, rollout.max_response_length)
+        return count.forward, episodes * rollout.max_response_length
+    length = programs.row_length(config)
+    count = flops.row_flops(config.model, steps, length, rollout.max_response_length)
+    return (count.training if program == "update" else count.forward), steps * length
+
+
+def measure(program: ProgramName, config: RunConfig, topology: str, mesh: Mesh, rows: int) -> Measured:
+    """Compiles one program for devices that need not be there, and reads what it needs."""
+    prepared = programs.prepare(program, config, mesh, rows)
+    count, tokens = work(program, config)
+    known: dict[str, Any] = {
+        "rows": rows,
+        "arguments": programs.bytes_per_device(prepared.arguments),
+        "beside": bytes_beside(program, config, mesh),
+        "limit": slices.usable_bytes(topology),
+        "flops": count,
+        "tokens": tokens,
+    }
+    start = time.perf_counter()
+    lowered = prepared.lower(*prepared.arguments)
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return Measured(**known, peak=None, seconds=time.perf_counter() - start, refusal=str(error).splitlines()[0])
+    seconds = time.perf_counter() - start
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    assert memory is not None, "this backend does not say what a program needs"
+    assert text is not None, "this backend does not show its programs"
+    peak = memory.peak_memory_in_bytes
+    if not slices.is_tpu(topology):  # the CPU's peak leaves temporaries out
+        outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
+        peak = memory.argument_size_in_bytes + outputs + memory.temp_size_in_bytes
+    collectives = dict(Counter(_COLLECTIVE.findall(text)))
+    return Measured(**known, peak=peak, seconds=seconds, collectives=collectives, kernels=text.count(_KERNEL))
+
+
+def largest_rows(fits: Callable[[int], bool], multiple: int, most: int) -> int:
+    """The most rows that fit, among the sizes that rows are padded to: four to the octave, times ``multiple``.
+
+    Args:
+      fits: whether that many rows do; asked about 2 + log2(answer / multiple) times.
+      multiple: of which rows are one.
+      most: more are not tried.
+
+    Returns:
+      0 when not even ``multiple`` rows fit.
+    """
+
+    def units_fit(units: int) -> bool:
+        return units * multiple <= most and fits(units * multiple)
+
+    low = 0
+    while units_fit(2 * low or 1):
+        low = 2 * low or 1
+    high = 2 * low
+    for _ in range(2):
+        middle = (low + high) // 2
+        if middle == low:
+            break
+        low, high = (middle, high) if units_fit(middle) else (low, middle)
+    return low * multiple
+
+
+def advice(program: ProgramName, config: RunConfig, measured: Measured, rows_on_device: int) -> str:
+    """Which settings to change, the cheapest first, where a program doesn't fit; empty where it does."""
+    if measured.fits:
+        return ""
+    model, settings = config.model, []
+    state = measured.arguments + measured.beside
+    more = "more devices along mesh.fsdp or mesh.tensor"
+    narrow = ["model.param_dtype='bfloat16'"] if model.param_dtype == "float32" else []
+    if state > measured.limit:
+        held = f"what it holds is {state / GIB:.1f} of {measured.limit / GIB:.1f} GiB"
+        return f"{held}: {' or '.join([more, *narrow])}"
+    if program == "sampling":
+        settings.append("fewer episodes at a time: lower rollout.tasks or rollout.group_size")
+    elif rows_on_device > 1:
+        settings.append("raise learner.accumulation")
+    if program != "sampling" and model.attention == "plain":
+        settings.append("model.attention='auto'")
+    if program == "update" and model.remat != "layer":
+        settings.append("model.remat='layer'")
+    return " or ".join([*settings, more, *narrow])
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """The command line: one plan, or the table."""
+
+    plan: Annotated[Plan, tyro.conf.arg(name="")]
+    programs: tuple[ProgramName, ...] = ("update", "logprobs", "sampling")
+    all: bool = False  # the plans of TABLE instead, and the estimator's kernel
+    search: bool = False  # also for the most rows that fit: a few more compilations each
+    json: Path | None = None  # keeps what was measured; a row that it holds is not compiled again
+    optimization: Literal["O1", "full"] = "O1"  # O1 compiles six times faster, for about a tenth more memory
+
+
+def _table() -> tuple[Plan, ...]:
+    small = [("v5e:1x1", 1), ("v6e:1x1", 1), ("v5e:2x2", 4), ("v5e:2x4", 8), ("gpu24:1", 1), ("gpu80:4", 4)]
+    large = [("v5e:4x4", 16), ("v5e:8x8", 64), ("v5e:16x16", 256), ("v5p:2x2x1", 4), ("v6e:2x4", 8), ("gpu80:8", 8)]
+    plans = [Plan("qwen2_5_1_5b", topology, MeshConfig(fsdp=count)) for topology, count in small]
+    return (*plans, *(Plan("qwen2_5_7b", topology, MeshConfig(fsdp=count)) for topology, count in large))
+
+
+TABLE = _table()
+
+
+def measure_row(plan: Plan, program: ProgramName, search: bool) -> dict[str, Any]:
+    """One row of the table, as it is kept."""
+    config = run_config(plan)
+    mesh = make_mesh(plan.mesh, slices.devices_of(plan.topology))
+    rows, multiple = default_rows(program, plan, config, mesh), batch_multiple(mesh)
+    measured = measure(program, config, plan.topology, mesh, rows)
+    known = {rows: measured.fits}
+
+    def fits(rows: int) -> bool:
+        if rows not in known:
+            known[rows] = measure(program, config, plan.topology, mesh, rows).fits
+        return known[rows]
+
+    row: dict[str, Any] = {
+        "model": plan.model,
+        "topology": plan.topology,
+        "mesh": "x".join(map(str, mesh.devices.shape)),
+        "program": program,
+        **dataclasses.asdict(measured),
+        "fits": measured.fits,
+        "advice": advice(program, config, measured, rows // multiple),
+    }
+    if search and program != "estimator":
+        row["largest_rows"] = largest_rows(fits, multiple, most=max(rows * 8, config.learner.minibatch_steps))
+    return row
+
+
+def cached_row(command: Command, plan: Plan, program: ProgramName) -> dict[str, Any]:
+    """``measure_row``, or what the file holds of an earlier one with the same config, jax and settings."""
+    settings = [config_to_json(run_config(plan)), dataclasses.asdict(plan), program, command.optimization]
+    text = json.dumps([*settings, command.search, jax.__version__], sort_keys=True)
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    kept = json.loads(command.json.read_text()) if command.json and command.json.exists() else {}
+    if key not in kept:
+        kept[key] = measure_row(plan, program, command.search)
+        if command.json:
+            replacement = command.json.with_suffix(".partial")  # an interruption leaves the old file whole
+            replacement.write_text(json.dumps(kept, indent=1))
+            replacement.replace(command.json)
+    return kept[key]
+
+
+def table_of(rows: list[dict[str, Any]]) -> Table:
+    """GiB of one device."""
+    table = Table(
+        *("model", "topology", "mesh", "program", "rows", "arguments", "beside", "peak", "usable", "fits", "most rows"),
+        *("PFLOP", "GFLOP / token", "compile s", "collectives", "kernels"),
+    )
+    for row in rows:
+        gib = (f"{row[name] / GIB:.2f}" for name in ("arguments", "beside"))
+        peak = "refused" if row["peak"] is None else f"{row['peak'] / GIB:.2f}"
+        bound = "" if slices.is_tpu(row["topology"]) or row["peak"] is None else "≤ "
+        work = (
+            (f"{row['flops'] / 1e15:.3g}", f"{row['flops'] / row['tokens'] / 1e9:.3g}") if row["tokens"] else ("", "")
+        )
+        collectives = " ".join(f"{count} {name}" for name, count in sorted(row["collectives"].items()))
+        table.add_row(
+            *(row[name] for name in ("model", "topology", "mesh", "program")),
+            *(str(row["rows"]), *gib, bound + peak, f"{row['limit'] / GIB:.2f}", "yes" if row["fits"] else "no"),
+            *(str(row.get("largest_rows", "")), *work, f"{row['seconds']:.0f}", collectives, str(row["kernels"] or "")),
+        )
+    return table
+
+
+def main(command: Command) -> None:
+    """Prints the table, and below it what to change where a program doesn't fit."""
+    _prepare(command)
+    plans = TABLE if command.all else (command.plan,)
+    console = Console()
+    rows = []
+    for plan in plans:
+        for program in command.programs:
+            with console.status(f"{plan.model} on {plan.topology}: {program}"):
+                rows.append(cached_row(command, plan, program))
+    console.width = max(console.width, 200)
+    console.print(table_of(rows))
+    for row in rows:
+        if not row["fits"]:
+            console.print(f"{row['model']} on {row['topology']}, {row['program']}: {row['advice']}", soft_wrap=True)
+
+
+def _prepare(command: Command) -> None:
+    """Before JAX is used: the CPU as its backend, with a device for each GPU, and libtpu as a compiler alone."""
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no metadata server to ask
+    os.environ.setdefault("TPU_LOG_DIR", tempfile.gettempdir())
+    jax.config.update("jax_platforms", "cpu")
+    plans = TABLE if command.all else (command.plan,)
+    jax.config.update("jax_num_cpu_devices", max(1, *(slices.num_gpus(plan.topology) for plan in plans)))
+    if command.optimization != "full":
+        jax.config.update("jax_optimization_level", command.optimization)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Command))

@@ -1,0 +1,161 @@
+"""A run's programs on abstract arrays: lowered for a mesh of any devices, also absent ones, with nothing allocated."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from experiments.configs import RunConfig
+from hgpo_jax.config import HGPOConfig
+from hgpo_jax.estimators import make_estimator
+from hgpo_jax.learner.update import init_state, make_logprobs, make_optimizer, make_update
+from hgpo_jax.policy.sampling import make_sampler
+from hgpo_jax.policy.transformer import Transformer, abstract_params, response_logprobs
+from hgpo_jax.sharding import BATCH_AXES, Layout, batch_multiple, batch_shardings, state_shardings
+from hgpo_jax.types import StepBatch, StepSignals, TrainState
+
+ProgramName = Literal["update", "logprobs", "sampling", "estimator"]
+
+_Shape: Any = jax.ShapeDtypeStruct
+
+
+class Program(NamedTuple):
+    """What ``jax.jit`` made, and what to lower it on."""
+
+    lower: Callable[..., jax.stages.Lowered]
+    arguments: tuple[Any, ...]  # abstract, each array with its place on the mesh
+
+
+def prepare(program: ProgramName, config: RunConfig, mesh: Mesh, rows: int) -> Program:
+    """One of a run's programs at the run's largest shapes: each step fills a row.
+
+    Args:
+      program: "update", a whole iteration's; "logprobs", of the old or the reference policy; "sampling", prefill and
+        decoding; "estimator", the advantages alone.
+      config: of the run.
+      mesh: from ``make_mesh``.
+      rows: of a part of a mini-batch, or that are sampled together; the estimator doesn't read it.
+    """
+    if program == "estimator":
+        signals = _signals(config, num_steps(config))
+        return Program(jax.jit(make_estimator(config.estimator_config)).lower, (_along(mesh, signals),))
+    state = abstract_state(config, mesh)
+    if program == "sampling":
+        return _sampling(config, mesh, state.params, rows)
+    batch = abstract_batch(config, mesh, rows)
+    learner = dataclasses.replace(config.learner, accumulation=batch.tokens.shape[1])
+    logprob_fn = functools.partial(response_logprobs, Transformer(config.model, Layout(mesh)))
+    if program == "logprobs":
+        logprobs: Any = make_logprobs(logprob_fn, learner, mesh=mesh)
+        return Program(logprobs.lower, (state.params, batch))
+    update: Any = make_update(
+        logprob_fn,
+        make_estimator(config.estimator_config),
+        make_optimizer(config.optimizer),
+        config.loss,
+        learner,
+        mesh=mesh,
+        shardings=jax.tree.map(lambda x: x.sharding, state),
+    )
+    return Program(update.lower, (state, batch))
+
+
+def abstract_state(config: RunConfig, mesh: Mesh) -> TrainState:
+    """The run's state, each array with its place on the mesh."""
+    optimizer = make_optimizer(config.optimizer)
+    shapes = jax.eval_shape(lambda: init_state(config.model, optimizer, jax.random.key(0)))
+    return _placed(shapes, state_shardings(abstract_params(config.model), optimizer, mesh))
+
+
+def abstract_batch(config: RunConfig, mesh: Mesh, rows: int) -> StepBatch:
+    """An iteration's batch when every step fills a row, in parts of ``rows`` rows.
+
+    Raises:
+      ValueError: rows that the mesh does not divide.
+    """
+    steps, multiple = config.learner.minibatch_steps, batch_multiple(mesh)
+    if rows < 1 or rows % multiple:
+        raise ValueError(
+            f"parts of {rows} rows do not divide over the mesh's {multiple} devices along data and fsdp: choose "
+            f"learner.accumulation so that {steps} / accumulation is a multiple of {multiple}, or a smaller mesh"
+        )
+    minibatches = 1 << (math.ceil(num_steps(config) / steps) - 1).bit_length()  # as pack_steps rounds them up
+    leading = minibatches, math.ceil(steps / rows), rows
+    length = row_length(config)
+    long, flag, real = (_Shape((*leading, length), dtype) for dtype in (jnp.int32, jnp.bool_, jnp.float32))
+    batch = StepBatch(
+        tokens=long,
+        positions=long,
+        segment_ids=long,
+        loss_mask=flag,
+        step_index=long,
+        response_index=_Shape((*leading, config.rollout.max_response_length), jnp.int32),
+        behavior_logprob=real,
+        old_logprob=real,
+        ref_logprob=real,
+        steps=_signals(config, minibatches * steps),
+    )
+    return _placed(batch, batch_shardings(batch, mesh))
+
+
+def num_steps(config: RunConfig) -> int:
+    """N: environment steps of an iteration, when every episode is as long as it may be."""
+    return config.rollout.tasks * config.rollout.group_size * config.rollout.max_steps
+
+
+def row_length(config: RunConfig) -> int:
+    """T: the longest prompt and response."""
+    return config.rollout.max_prompt_length + config.rollout.max_response_length
+
+
+def bytes_per_device(tree: Any) -> int:
+    """What one device holds of abstract arrays with shardings."""
+    leaves = [x for x in jax.tree.leaves(tree) if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
+
+
+def _sampling(config: RunConfig, mesh: Mesh, params: Any, rows: int) -> Program:
+    sample: Any = make_sampler(config.model, eos_ids=(0,), pad_id=0)
+    prompts = _Shape((rows, config.rollout.max_prompt_length), jnp.int32), _Shape((rows,), jnp.int32)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
+    scalars = [_Shape((), dtype) for dtype in (jnp.float32, jnp.float32, jnp.int32, jnp.int32)]
+    lines = _placed((*prompts, keys), NamedSharding(mesh, PartitionSpec(BATCH_AXES)))
+    everywhere = _placed(scalars, NamedSharding(mesh, PartitionSpec()))
+    lower = functools.partial(sample.__wrapped__.lower, capacity=config.rollout.max_response_length)
+    return Program(lower, (params, *lines, *everywhere))
+
+
+def _signals(config: RunConfig, steps: int) -> StepSignals:
+    estimator = config.estimator_config
+    levels = 1
+    if isinstance(estimator, HGPOConfig):
+        levels = estimator.context_length + 1 + (estimator.root == "prompt")
+    real, number = _Shape((steps,), jnp.float32), _Shape((steps,), jnp.int32)
+    signals: Any = StepSignals(
+        real, real, number, number, _Shape((steps,), jnp.bool_), _Shape((levels, steps), jnp.int32)
+    )
+    return signals
+
+
+def _along(mesh: Mesh, signals: StepSignals) -> StepSignals:
+    """The N steps divided over the mesh's batch axes."""
+
+    def place(x: Any) -> Any:
+        spec = PartitionSpec(*[None] * (len(x.shape) - 1), BATCH_AXES)
+        return _Shape(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+
+    return jax.tree.map(place, signals)
+
+
+def _placed(shapes: Any, shardings: Any) -> Any:
+    """Shapes with their places: a tree of shardings, or one for all."""
+    if isinstance(shardings, NamedSharding):
+        shardings = jax.tree.map(lambda _: shardings, shapes)
+    return jax.tree.map(lambda x, place: _Shape(x.shape, x.dtype, sharding=place), shapes, shardings)
