@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hgpo_jax.config import ModelConfig
-from hgpo_jax.policy.hf_config import read_json
+from hgpo_jax.policy.hf_config import end_tokens, read_json
 from hgpo_jax.policy.sampling import make_sampler, pad_prompts
 from hgpo_jax.policy.transformer import Params, Transformer
 from hgpo_jax.policy.weights import load_params, model_config_of
@@ -88,19 +88,11 @@ def read_expected(folder: Path, config: ModelConfig) -> list[Recorded]:
     numbers = sorted({int(m[1]) for name in arrays if (m := re.fullmatch(r"(?:ids|logits|greedy)(\d+)", name))})
     if not numbers:
         raise ValueError(f"{path} is damaged: it holds no ids0, logits0, greedy0; nothing to compare")
-    ends = _end_tokens(folder)
-    return [_record(path, arrays, i, config.vocab_size, ends) for i in numbers]
+    records = [_record(path, arrays, i, config.vocab_size) for i in numbers]
+    return [dataclasses.replace(r, greedy=_cut_after_end(r.greedy, folder)) for r in records]
 
 
-def _end_tokens(folder: Path) -> tuple[set[int], int | None]:
-    """End-of-sequence ids and the padding id of a recorded reply, by generation_config.json, else config.json."""
-    generation = folder / "generation_config.json"
-    content = read_json(generation if generation.is_file() else folder / "config.json")
-    eos = content.get("eos_token_id")
-    return {*np.atleast_1d(eos).tolist()} if eos is not None else set(), content.get("pad_token_id")
-
-
-def _record(path: Path, arrays: dict[str, np.ndarray], i: int, vocab_size: int, ends: Any) -> Recorded:
+def _record(path: Path, arrays: dict[str, np.ndarray], i: int, vocab_size: int) -> Recorded:
     missing = [f"{name}{i}" for name in ("ids", "logits", "greedy") if f"{name}{i}" not in arrays]
     if missing:
         raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}")
@@ -113,13 +105,16 @@ def _record(path: Path, arrays: dict[str, np.ndarray], i: int, vocab_size: int, 
     if logits.shape != (len(ids), vocab_size) or not np.issubdtype(logits.dtype, np.floating):
         expected = (len(ids), vocab_size)
         raise ValueError(f"{path} is damaged: logits{i} is {logits.dtype} {logits.shape}, expected floats {expected}")
-    return Recorded(ids.astype(np.int32), logits, _cut_after_end(greedy.astype(np.int32), *ends))
+    return Recorded(ids.astype(np.int32), logits, greedy.astype(np.int32))
 
 
-def _cut_after_end(greedy: np.ndarray, eos: set[int], pad: int | None) -> np.ndarray:
+def _cut_after_end(greedy: np.ndarray, folder: Path) -> np.ndarray:
     """Generation that stops pads a batch's shorter replies; generation that does not goes on after an end token."""
-    found = np.flatnonzero(np.isin(greedy, list(eos)))
-    if found.size and np.isin(greedy[found[0] + 1 :], [*eos] if pad is None else [pad]).all():
+    generation = folder / "generation_config.json"
+    padding = read_json(generation if generation.is_file() else folder / "config.json").get("pad_token_id")
+    ends = end_tokens(folder)
+    found = np.flatnonzero(np.isin(greedy, ends))
+    if found.size and np.isin(greedy[found[0] + 1 :], ends if padding is None else [padding]).all():
         return greedy[: found[0] + 1]
     return greedy
 

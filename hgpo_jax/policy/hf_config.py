@@ -148,6 +148,19 @@ def _check_supported(path: Path, content: Mapping[str, Any]) -> None:
         raise ValueError(f"{path}: quantized weights are not supported; use the checkpoint in bfloat16")
 
 
+def end_tokens(folder: str | Path) -> tuple[int, ...]:
+    """The end-of-sequence ids that generation_config.json names, one or several; config.json where it is absent."""
+    for name in ("generation_config.json", "config.json"):
+        path = Path(folder) / name
+        if path.is_file():
+            eos = read_json(path).get("eos_token_id")
+            ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+            if not all(isinstance(token, int) and token >= 0 for token in ids):
+                raise ValueError(f"{path}: eos_token_id is {eos!r}, expected a token id or a list of them")
+            return tuple(ids)
+    return ()
+
+
 def config_json_of(config: ModelConfig, dtype: str, base: Mapping[str, Any]) -> dict[str, Any]:
     """What config.json says of ``config``: read by transformers 4 and 5, vLLM and SGLang.
 

@@ -1,16 +1,45 @@
-"""Text to token ids and back, and the small word-level tokenizers that embedded environments ship."""
+"""Text to token ids and back: Hugging Face's chat tokenizers, and the word-level ones that environments ship."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
+from hgpo_jax.policy.hf_config import end_tokens
+
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 _SHIPPED = Path(__file__).parent / "tokenizers"
+
+
+class AnyTokenizer(Protocol):
+    """What rollouts and exports ask of a tokenizer."""
+
+    pad_id: int  # fills prompts and replies
+    eos_ids: tuple[int, ...]  # any of these ends a reply; the first is what a written reply ends with
+    vocab_size: int  # largest id + 1
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of ``text``; nothing is added at either end."""
+        ...
+
+    def encode_prompt(self, text: str, system: str | None = None) -> list[int]:
+        """Token ids of a prompt, up to where the reply begins."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ``ids``, special tokens left out."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Writes the files from which transformers' AutoTokenizer loads it."""
+        ...
 
 
 class Tokenizer:
@@ -36,6 +65,7 @@ class Tokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
+        self._special = {"pad_token": pad_token, "eos_token": eos_tokens[0]}
         self.pad_id: int = vocabulary[pad_token]
         self.eos_ids: tuple[int, ...] = tuple(vocabulary[token] for token in eos_tokens)
         self.vocab_size: int = max(vocabulary.values()) + 1
@@ -44,22 +74,107 @@ class Tokenizer:
         """Token ids of ``text``; nothing is added at either end."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    def encode_prompt(self, text: str, system: str | None = None) -> list[int]:
+        """``encode``: a model of such a vocabulary has no chat roles; a system message goes before the text."""
+        return self.encode(text if system is None else f"{system} {text}")
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ``ids``, special tokens left out."""
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
 
+    def save(self, folder: Path) -> None:
+        """Writes tokenizer.json and tokenizer_config.json, from which transformers' AutoTokenizer loads it."""
+        self._tokenizer.save(str(folder / "tokenizer.json"))
+        content = {"tokenizer_class": "PreTrainedTokenizerFast", **self._special}
+        (folder / "tokenizer_config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
-def load_tokenizer(path_or_name: str | Path) -> Tokenizer:
-    """Loads a ``tokenizers`` JSON file, or a shipped one by its bare name, such as ``"frozen_lake"``.
+
+class ChatTokenizer:
+    """A Hugging Face tokenizer with its own chat template.
+
+    Replies end with the tokenizer's end token (a chat's end of turn) or any that the folder's
+    generation_config.json names, or config.json where there is none.
+
+    Args:
+      folder: a model's or tokenizer's folder.
 
     Raises:
-      ValueError: there is neither such a file nor such a name; the message lists the shipped names.
+      ValueError: the folder holds no tokenizer, a damaged one, one without a chat template or end token.
+    """
+
+    def __init__(self, folder: str | Path):
+        folder = Path(folder)
+        files = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
+        if not any((folder / name).is_file() for name in files):
+            raise ValueError(f"{folder} holds no tokenizer: expected one of {', '.join(files)}")
+        self._tokenizer = _auto_tokenizer(folder)
+        if not self._tokenizer.chat_template:
+            raise ValueError(
+                f"{folder} has no chat template, neither chat_template in tokenizer_config.json nor "
+                "chat_template.jinja; take them from the model's Instruct version"
+            )
+        own, pad = self._tokenizer.eos_token_id, self._tokenizer.pad_token_id
+        self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys([*([] if own is None else [own]), *end_tokens(folder)]))
+        if not self.eos_ids:
+            raise ValueError(f"{folder} names no end token; set eos_token in tokenizer_config.json")
+        self.pad_id: int = self.eos_ids[0] if pad is None else pad
+        self.vocab_size: int = max(self._tokenizer.get_vocab().values()) + 1
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of ``text``; nothing is added at either end."""
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def encode_prompt(self, text: str, system: str | None = None) -> list[int]:
+        """The chat template's rendering of one user message, up to where the assistant's begins.
+
+        Args:
+          text: the user's message.
+          system: the system message; None leaves it to the template, which may have a default.
+        """
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        messages.append({"role": "user", "content": text})
+        return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ``ids``, special tokens left out."""
+        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    def save(self, folder: Path) -> None:
+        """Writes the tokenizer's files and its chat template."""
+        self._tokenizer.save_pretrained(folder)
+
+
+def _auto_tokenizer(folder: Path):
+    # It warns that there is no PyTorch, which tokenizers do without, and takes seconds to import.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # of many kinds: the tokenizers library raises bare Exceptions
+        raise ValueError(f"the tokenizer in {folder} does not load, fetch it again: {error}") from error
+
+
+def load_tokenizer(path_or_name: str | Path) -> Tokenizer | ChatTokenizer:
+    """Loads a Hugging Face folder, a ``tokenizers`` JSON file, or a shipped one by its name, such as ``"frozen_lake"``.
+
+    Raises:
+      ValueError: there is nothing of that name (the message lists the shipped names), or it does not load.
     """
     for path in (Path(path_or_name), _SHIPPED / f"{path_or_name}.json"):
         if path.is_file():
-            return Tokenizer(tokenizers.Tokenizer.from_file(str(path)))
+            try:
+                return Tokenizer(tokenizers.Tokenizer.from_file(str(path)))
+            except ValueError:
+                raise
+            except Exception as error:  # the library raises no narrower one
+                raise ValueError(f"{path} is not a tokenizers JSON file: {error}") from error
+    if Path(path_or_name).is_dir():
+        return ChatTokenizer(path_or_name)
     shipped = ", ".join(sorted(path.stem for path in _SHIPPED.glob("*.json"))) or "none"
-    raise ValueError(f"no tokenizer {str(path_or_name)!r}: not a file, and not one of the shipped ({shipped})")
+    raise ValueError(
+        f"no tokenizer {str(path_or_name)!r}: not a file, not a Hugging Face folder, not one of the shipped ({shipped})"
+    )
 
 
 def train_tokenizer(texts: Iterable[str]) -> tokenizers.Tokenizer:

@@ -1,18 +1,17 @@
 """Hugging Face weights in and out: safetensors shards to and from the sharded parameters of ``Transformer``.
 
-Both ways go tensor by tensor, so that a host holds one of them at a time, or its own part of one.
+Both ways go tensor by tensor, so that a host holds one of them at a time, or its own part of one. The rest of the
+package asks here for whatever concerns Hugging Face's model folders.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,97 +21,14 @@ from safetensors import SafetensorError, safe_open
 
 from hgpo_jax.config import ModelConfig
 from hgpo_jax.policy.hf_config import model_config_of, read_json, resolve_checkpoint
-from hgpo_jax.policy.transformer import Params, abstract_params, check_model_config
+from hgpo_jax.policy.hf_export import save_checkpoint
+from hgpo_jax.policy.hf_layout import INDEX, LAYOUT, SINGLE, FileTensor, file_tensors, some
+from hgpo_jax.policy.transformer import Params
 
-__all__ = ["load_params", "model_config_of", "resolve_checkpoint"]
+__all__ = ["load_params", "model_config_of", "resolve_checkpoint", "save_checkpoint"]
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+TABLE, HEAD = LAYOUT["embed"][0], LAYOUT["unembed"][0]
 FLOATS = ("F32", "BF16", "F16", "F64")
-_LISTED = 8  # names of each kind in an error message
-
-# Where a parameter lies in the files, and its axes here and there: a comma parts the file's axes, letters that
-# stand together are merged. Letters as in transformer.py; I is the MLP's width.
-_LAYER = "model.layers.{}."
-_LAYOUT: dict[str, tuple[str, str, str]] = {
-    "embed": ("model.embed_tokens.weight", "VD", "V,D"),
-    "unembed": ("lm_head.weight", "DV", "V,D"),
-    "final_norm/scale": ("model.norm.weight", "D", "D"),
-    "layers/attention_norm/scale": (_LAYER + "input_layernorm.weight", "D", "D"),
-    "layers/attention/q/kernel": (_LAYER + "self_attn.q_proj.weight", "DHF", "HF,D"),
-    "layers/attention/q/bias": (_LAYER + "self_attn.q_proj.bias", "HF", "HF"),
-    "layers/attention/k/kernel": (_LAYER + "self_attn.k_proj.weight", "DQF", "QF,D"),
-    "layers/attention/k/bias": (_LAYER + "self_attn.k_proj.bias", "QF", "QF"),
-    "layers/attention/v/kernel": (_LAYER + "self_attn.v_proj.weight", "DQF", "QF,D"),
-    "layers/attention/v/bias": (_LAYER + "self_attn.v_proj.bias", "QF", "QF"),
-    "layers/attention/q_norm/scale": (_LAYER + "self_attn.q_norm.weight", "F", "F"),
-    "layers/attention/k_norm/scale": (_LAYER + "self_attn.k_norm.weight", "F", "F"),
-    "layers/attention/o/kernel": (_LAYER + "self_attn.o_proj.weight", "HFD", "D,HF"),
-    "layers/mlp_norm/scale": (_LAYER + "post_attention_layernorm.weight", "D", "D"),
-    "layers/mlp/gate/kernel": (_LAYER + "mlp.gate_proj.weight", "DI", "I,D"),
-    "layers/mlp/up/kernel": (_LAYER + "mlp.up_proj.weight", "DI", "I,D"),
-    "layers/mlp/down/kernel": (_LAYER + "mlp.down_proj.weight", "ID", "D,I"),
-}
-
-
-class _Tensor(NamedTuple):
-    """One tensor of the files, and the parameter (or the layer of one) that it holds."""
-
-    path: str  # into the parameters, parted by "/"
-    layer: int | None
-    name: str
-    ours: str  # axes
-    theirs: str
-    shape: tuple[int, ...]  # here, without the axis of the layers
-
-    @property
-    def file_shape(self) -> tuple[int, ...]:
-        return tuple(math.prod(self._size(c) for c in group) for group in self.theirs.split(","))
-
-    def _size(self, axis: str) -> int:
-        return self.shape[self.ours.index(axis)]
-
-    def read(self, stored: Any, index: tuple[slice, ...]) -> np.ndarray:
-        """The part ``index``, in our axes, of the tensor behind ``stored``, a safetensors slice in theirs.
-
-        The file is read at the cut of each merged axis' first letter; the others are cut here.
-        """
-        cuts = {c: range(*cut.indices(self._size(c))) for c, cut in zip(self.ours, index, strict=True)}
-        outer, split, inner = [], [], []
-        for group in self.theirs.split(","):
-            first, rest = cuts[group[0]], group[1:]
-            width = math.prod(self._size(c) for c in rest)
-            outer.append(slice(first.start * width, first.stop * width))
-            split += [len(first), *(self._size(c) for c in rest)]
-            inner += [slice(None), *(slice(cuts[c].start, cuts[c].stop) for c in rest)]
-        block = stored[tuple(outer)].reshape(split)[tuple(inner)]
-        flat = self.theirs.replace(",", "")
-        return block.transpose([flat.index(c) for c in self.ours])
-
-    def to_file(self, array: np.ndarray) -> np.ndarray:
-        """The tensor in the file's axes."""
-        flat = self.theirs.replace(",", "")
-        return array.transpose([self.ours.index(c) for c in flat]).reshape(self.file_shape)
-
-
-def file_tensors(config: ModelConfig) -> Iterator[_Tensor]:
-    """Every tensor of a checkpoint of ``config``, layer after layer."""
-    check_model_config(config)
-    abstract: Any = flatten_dict(nn.unbox(abstract_params(config)), sep="/")
-    shapes = {path: x.shape for path, x in abstract.items()}
-    inner = [path for path in _LAYOUT if path in shapes and path.startswith("layers/")]
-    yield _tensor("embed", None, shapes)
-    for layer in range(config.num_layers):
-        for path in inner:
-            yield _tensor(path, layer, shapes)
-    yield _tensor("final_norm/scale", None, shapes)
-    if not config.tie_word_embeddings:
-        yield _tensor("unembed", None, shapes)
-
-
-def _tensor(path: str, layer: int | None, shapes: dict[str, tuple[int, ...]]) -> _Tensor:
-    name, ours, theirs = _LAYOUT[path]
-    shape = shapes[path] if layer is None else shapes[path][1:]
-    return _Tensor(path, layer, name.format(layer), ours, theirs, shape)
 
 
 def load_params(folder: str | Path, config: ModelConfig, shardings: Any = None) -> Params:
@@ -157,7 +73,7 @@ def load_params(folder: str | Path, config: ModelConfig, shardings: Any = None) 
     return unflatten_dict(params, sep="/")
 
 
-def _reader(tensor: _Tensor, stored: Any, dtype: np.dtype) -> Callable[..., np.ndarray]:
+def _reader(tensor: FileTensor, stored: Any, dtype: np.dtype) -> Callable[..., np.ndarray]:
     """Reads a part of a tensor, once for all devices that hold the same part."""
 
     @functools.cache
@@ -194,11 +110,11 @@ def _open(folder: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
         names = sorted(set(where.values()))
         absent = [name for name in names if not (folder / name).is_file()]
         if absent:
-            raise ValueError(f"{folder / INDEX} names {_some(absent)}, absent from {folder}; fetch the rest of it")
+            raise ValueError(f"{folder / INDEX} names {some(absent)}, absent from {folder}; fetch the rest of it")
     else:
         found = sorted(path.name for path in folder.glob("*")) if folder.is_dir() else []
         raise ValueError(
-            f"{folder} holds no weights: expected {SINGLE}, or {INDEX} and its shards, found {_some(found)}; "
+            f"{folder} holds no weights: expected {SINGLE}, or {INDEX} and its shards, found {some(found)}; "
             "convert other formats with transformers' save_pretrained"
         )
     stored = {}
@@ -211,12 +127,12 @@ def _open(folder: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
     return stored
 
 
-def _check(folder: Path, config: ModelConfig, expected: list[_Tensor], stored: dict[str, Any]) -> None:
+def _check(folder: Path, config: ModelConfig, expected: list[FileTensor], stored: dict[str, Any]) -> None:
     """One error for all that does not fit."""
     shapes = {tensor.name: tensor.file_shape for tensor in expected}
     present = {name for name in stored if not name.endswith("rotary_emb.inv_freq")}  # a buffer of old exports
-    if config.tie_word_embeddings and _LAYOUT["unembed"][0] in present:
-        present.remove(_LAYOUT["unembed"][0])
+    if config.tie_word_embeddings and HEAD in present:
+        present.remove(HEAD)
         _check_tied(folder, shapes, stored)
     wrong = []
     for name in sorted(present & set(shapes)):
@@ -224,25 +140,20 @@ def _check(folder: Path, config: ModelConfig, expected: list[_Tensor], stored: d
         if shape != shapes[name] or kind not in FLOATS:
             wrong.append(f"{name} {kind} {list(shape)} instead of a float {list(shapes[name])}")
     kinds = {"missing": sorted(set(shapes) - present), "extra": sorted(present - set(shapes)), "misshapen": wrong}
-    listed = [f"{len(names)} {kind}: {_some(names)}" for kind, names in kinds.items() if names]
+    listed = [f"{len(names)} {kind}: {some(names)}" for kind, names in kinds.items() if names]
     if listed:
         raise ValueError(f"the tensors in {folder} are not those of its config.json. " + "; ".join(listed))
 
 
 def _check_tied(folder: Path, shapes: dict[str, tuple[int, ...]], stored: dict[str, Any]) -> None:
     """A tied checkpoint may hold its table twice; two different ones would leave open which is meant."""
-    table, head = stored.get(_LAYOUT["embed"][0]), stored[_LAYOUT["unembed"][0]]
-    if table is None or table.get_shape() != list(shapes[_LAYOUT["embed"][0]]):
+    table, head = stored.get(TABLE), stored[HEAD]
+    if table is None or table.get_shape() != list(shapes[TABLE]):
         return  # reported with the rest
-    rows = range(0, table.get_shape()[0], 4096)
-    if head.get_shape() != table.get_shape() or any((table[i : i + 4096] != head[i : i + 4096]).any() for i in rows):
+    size = table.get_shape()[0]
+    blocks = [slice(start, min(start + 4096, size)) for start in range(0, size, 4096)]
+    if head.get_shape() != table.get_shape() or any((table[rows] != head[rows]).any() for rows in blocks):
         raise ValueError(
             f"{folder} holds an lm_head.weight that differs from the embeddings although its config.json ties "
             "them; set tie_word_embeddings to false there"
         )
-
-
-def _some(names: list[str]) -> str:
-    if len(names) <= _LISTED:
-        return ", ".join(names) or "nothing"
-    return ", ".join(names[:_LISTED]) + f" and {len(names) - _LISTED} more"

@@ -1,6 +1,9 @@
 import json
+import shutil
+from pathlib import Path
 
 import pytest
+import tokenizers
 
 from hgpo_jax.policy import tokenization
 from hgpo_jax.policy.tokenization import Tokenizer, load_tokenizer, train_tokenizer
@@ -71,3 +74,62 @@ def test_the_file_is_plain_word_level_json():
 def test_no_words_no_vocabulary():
     with pytest.raises(ValueError, match="no word"):
         train_tokenizer(["", "  "])
+
+
+def test_prompts_of_a_word_level_tokenizer_are_the_text(tokenizer):
+    assert tokenizer.encode_prompt("go up") == tokenizer.encode("go up")
+    assert tokenizer.encode_prompt("go up", system="you see ice") == tokenizer.encode("you see ice go up")
+
+
+QWEN = Path(__file__).parents[1] / "golden" / "qwen" / "qwen2_tied"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Path(shutil.copytree(QWEN, tmp_path / "model"))
+
+
+def test_a_chat_prompt_is_the_templates_rendering():
+    chat = load_tokenizer(QWEN)
+    raw = tokenizers.Tokenizer.from_file(str(QWEN / "tokenizer.json"))
+    user = "<|im_start|>user\nGo up.\n<|im_end|>\n<|im_start|>assistant\n"
+    default = "<|im_start|>system\nBe brief.<|im_end|>\n" + user
+    assert chat.encode_prompt("Go up.\n") == raw.encode(default).ids
+    given = "<|im_start|>system\nYou see ice.<|im_end|>\n" + user
+    assert chat.encode_prompt("Go up.\n", system="You see ice.") == raw.encode(given).ids
+    assert chat.encode("Go up.") == raw.encode("Go up.").ids
+
+
+def test_end_tokens_are_the_tokenizers_own_and_all_of_the_generation_config(folder):
+    chat = load_tokenizer(folder)
+    assert (chat.eos_ids, chat.pad_id, chat.vocab_size) == ((2, 0), 0, 288)
+    ids = chat.encode("Go up, é✓")
+    assert chat.decode([1, *ids, 2, 0]) == "Go up, é✓"
+    (folder / "generation_config.json").write_text('{"eos_token_id": 7}')
+    assert load_tokenizer(folder).eos_ids == (2, 7)
+    (folder / "generation_config.json").unlink()
+    assert load_tokenizer(folder).eos_ids == (2,)  # config.json's
+    (folder / "config.json").write_text('{"eos_token_id": [5, "x"]}')
+    with pytest.raises(ValueError, match="eos_token_id is"):
+        load_tokenizer(folder)
+
+
+def test_a_saved_chat_tokenizer_loads_again(folder, tmp_path):
+    (tmp_path / "out").mkdir()
+    load_tokenizer(folder).save(tmp_path / "out")
+    assert load_tokenizer(tmp_path / "out").encode_prompt("go") == load_tokenizer(folder).encode_prompt("go")
+
+
+def test_folders_without_a_chat_tokenizer_say_what_is_missing(folder, tmp_path):
+    path = folder / "tokenizer_config.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in content.items() if k != "chat_template"}))
+    with pytest.raises(ValueError, match=r"no chat template, neither chat_template in tokenizer_config\.json nor"):
+        load_tokenizer(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="does not load, fetch it again"):
+        load_tokenizer(folder)
+    with pytest.raises(ValueError, match=r"holds no tokenizer: expected one of tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizers JSON file"):
+        load_tokenizer(folder / "tokenizer.json")
