@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from hgpo_jax.config import ModelConfig
-from hgpo_jax.sharding import Layout, batch_multiple, constrain
+from hgpo_jax.policy.attention import attend, choose_attention
+from hgpo_jax.sharding import BATCH_AXES, Layout, batch_multiple, constrain
 from hgpo_jax.types import Array
 
 Params = dict[str, Any]  # nested: ``params["layers"]["attention"]["q"]["kernel"]``
@@ -115,20 +116,6 @@ def rotate(x_BTHF: jax.Array, angles_BTE: jax.Array) -> jax.Array:
     return rotated.astype(x_BTHF.dtype)
 
 
-def attend(q_BTHF: jax.Array, k_BSQF: jax.Array, v_BSQF: jax.Array, mask_BTS: jax.Array) -> jax.Array:
-    """Grouped-query attention ``softmax(q k^T / sqrt(F)) v`` with the softmax in float32: [B, T, H, F].
-
-    A token that may see nothing (padding) gets a finite mean of everything, which nobody reads.
-    """
-    B, T, H, F = q_BTHF.shape
-    Q = k_BSQF.shape[2]
-    q_BTQGF = q_BTHF.reshape(B, T, Q, H // Q, F)
-    scores = jnp.einsum("btqgf,bsqf->bqgts", q_BTQGF, k_BSQF, preferred_element_type=jnp.float32) * F**-0.5
-    scores = jnp.where(mask_BTS[:, None, None], scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v_BSQF.dtype)
-    return jnp.einsum("bqgts,bsqf->btqgf", weights, v_BSQF).reshape(B, T, H, F)
-
-
 class Attention(nn.Module):
     """Causal self-attention of one layer; reads and writes that layer's part of the cache."""
 
@@ -144,17 +131,36 @@ class Attention(nn.Module):
             self.q_norm, self.k_norm = _rms_norm(c, "head_dim"), _rms_norm(c, "head_dim")
         self.o = _dense(c, (c.hidden_size,), ("heads", "head_dim", "embed"), contract=2)
 
-    def __call__(self, x_BTD, angles_BTE, mask_BTS, layer, cache: KVCache | None):
+    def __call__(self, x_BTD, angles_BTE, segment_ids_BT, layer, cache: KVCache | None):
         q_BTHF = constrain(self.layout, self.q(x_BTD), "batch", None, "heads", None)
-        k_BSQF, v_BSQF = (
+        k_BTQF, v_BTQF = (
             constrain(self.layout, project(x_BTD), "batch", None, "kv_heads", None) for project in (self.k, self.v)
         )
         if self.config.qk_norm:
-            q_BTHF, k_BSQF = self.q_norm(q_BTHF), self.k_norm(k_BSQF)
-        q_BTHF, k_BSQF = rotate(q_BTHF, angles_BTE), rotate(k_BSQF, angles_BTE)
-        if cache is not None:
-            cache, k_BSQF, v_BSQF = _write(cache, layer, k_BSQF, v_BSQF)
-        return self.o(attend(q_BTHF, k_BSQF, v_BSQF, mask_BTS)), cache
+            q_BTHF, k_BTQF = self.q_norm(q_BTHF), self.k_norm(k_BTQF)
+        q_BTHF, k_BTQF = rotate(q_BTHF, angles_BTE), rotate(k_BTQF, angles_BTE)
+        if cache is None:
+            attended = self._whole_rows(q_BTHF, k_BTQF, v_BTQF, segment_ids_BT)
+        else:
+            cache, k_BSQF, v_BSQF = _write(cache, layer, k_BTQF, v_BTQF)
+            attended = attend(q_BTHF, k_BSQF, v_BSQF, segment_ids_BT, cache.segment_ids, start=cache.length)
+        return self.o(attended), cache, (k_BTQF, v_BTQF)
+
+    def _whole_rows(self, q_BTHF, k_BTQF, v_BTQF, segment_ids_BT):
+        mesh = None if self.layout is None else self.layout.mesh
+        platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+        implementation = choose_attention(self.config.attention, platform, q_BTHF.shape[1], self.config.dtype)
+        return attend(
+            q_BTHF,
+            k_BTQF,
+            v_BTQF,
+            segment_ids_BT,
+            segment_ids_BT,
+            implementation=implementation,
+            mesh=mesh,
+            batch_axes=BATCH_AXES,
+            heads_axis="tensor",
+        )
 
 
 def _write(cache: KVCache, layer, k_BTQF, v_BTQF) -> tuple[KVCache, jax.Array, jax.Array]:
@@ -183,21 +189,25 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer, as the body of a scan: the carry is (hidden, cache), the scanned input its number."""
+    """One layer, as the body of a scan: the carry is (hidden, cache), the scanned input its number.
+
+    With a ``capacity`` the scanned output is the layer's keys and values, with room for so many slots.
+    """
 
     config: ModelConfig
     layout: Layout | None = None
+    capacity: int = 0
 
     def setup(self):
         self.attention_norm, self.mlp_norm = _rms_norm(self.config), _rms_norm(self.config)
         self.attention, self.mlp = Attention(self.config, self.layout), MLP(self.config, self.layout)
 
-    def __call__(self, carry, layer, angles_BTE, mask_BTS):
+    def __call__(self, carry, layer, angles_BTE, segment_ids_BT):
         x_BTD, cache = carry
-        attended, cache = self.attention(self.attention_norm(x_BTD), angles_BTE, mask_BTS, layer, cache)
+        attended, cache, written = self.attention(self.attention_norm(x_BTD), angles_BTE, segment_ids_BT, layer, cache)
         x_BTD = constrain(self.layout, x_BTD + attended, "batch", None, None)
         x_BTD = constrain(self.layout, x_BTD + self.mlp(self.mlp_norm(x_BTD)), "batch", None, None)
-        return (x_BTD, cache), None
+        return (x_BTD, cache), _with_room(written, self.capacity) if self.capacity else None
 
 
 class Transformer(nn.Module):
@@ -217,27 +227,19 @@ class Transformer(nn.Module):
         normal = nn.initializers.normal(c.hidden_size**-0.5)
         table_init = nn.with_logical_partitioning(normal, ("vocab", "embed"))
         self.embed: Any = self.param("embed", table_init, (c.vocab_size, c.hidden_size), jnp.dtype(c.param_dtype))
-        in_axes: Any = (0, nn.broadcast, nn.broadcast)  # the layer's number; angles and mask are shared
-        block = Block if c.remat == "none" else nn.remat(Block, prevent_cse=False, policy=_KEPT[c.remat])
-        self.layers = nn.scan(
-            block,
-            variable_axes={"params": 0},
-            split_rngs={"params": True},
-            in_axes=in_axes,
-            length=c.num_layers,
-            metadata_params={nn.PARTITION_NAME: "layers"},
-        )(c, self.layout)
         self.final_norm = _rms_norm(c)
         if not c.tie_word_embeddings:
             head_init = nn.with_logical_partitioning(_fan_in, ("embed", "vocab"))
             self.head: Any = self.param("unembed", head_init, (c.hidden_size, c.vocab_size), jnp.dtype(c.param_dtype))
 
+    @nn.compact
     def __call__(
         self,
         tokens_BT: Array,
         positions_BT: Array,
         segment_ids_BT: Array,
         cache: KVCache | None = None,
+        capacity: int = 0,
     ) -> tuple[jax.Array, KVCache | None]:
         """Hidden states after the final norm; a token sees the earlier ones of its own segment.
 
@@ -245,7 +247,8 @@ class Transformer(nn.Module):
           tokens_BT: i32 [B, T].
           positions_BT: i32 [B, T], 0, 1, .. within each segment.
           segment_ids_BT: i32 [B, T]; 0 is padding, whose hidden states mean nothing.
-          cache: what the rows read before, with room for T more; None starts afresh and keeps nothing.
+          cache: what the rows read before, with room for T more; None starts afresh.
+          capacity: without a ``cache``, how many slots, T or more, the one returned has; 0 keeps nothing.
 
         Returns:
           hidden [B, T, D] in the dtype of the computation, and the cache with T more slots written (or None).
@@ -253,12 +256,20 @@ class Transformer(nn.Module):
         chex.assert_rank([tokens_BT, positions_BT, segment_ids_BT], 2)
         chex.assert_equal_shape([tokens_BT, positions_BT, segment_ids_BT])
         c = self.config
-        cache, mask_BTS = _visible(segment_ids_BT, cache)
+        if cache is not None:
+            at = (0, cache.length)
+            cache = cache._replace(segment_ids=jax.lax.dynamic_update_slice(cache.segment_ids, segment_ids_BT, at))
+        elif 0 < capacity < tokens_BT.shape[1]:
+            raise ValueError(f"a cache of {capacity} slots cannot hold the {tokens_BT.shape[1]} tokens that are read")
         angles_BTE = rotary_angles(positions_BT, c.head_dim, c.rope_theta)
         x_BTD = constrain(self.layout, self.embed[tokens_BT].astype(c.dtype), "batch", None, None)
-        (x_BTD, cache), _ = self.layers((x_BTD, cache), jnp.arange(c.num_layers), angles_BTE, mask_BTS)
+        layers = _scan_of_layers(c)(c, self.layout, capacity, name="layers")
+        (x_BTD, cache), kept = layers((x_BTD, cache), jnp.arange(c.num_layers), angles_BTE, segment_ids_BT)
         if cache is not None:
             cache = cache._replace(length=cache.length + tokens_BT.shape[1])
+        elif capacity:
+            segment_ids_BS = jnp.pad(segment_ids_BT, ((0, 0), (0, capacity - tokens_BT.shape[1])))
+            cache = KVCache(*kept, segment_ids_BS, jnp.int32(tokens_BT.shape[1]))
         return self.final_norm(x_BTD), cache
 
     def unembed(self, hidden: Array) -> jax.Array:
@@ -272,18 +283,22 @@ class Transformer(nn.Module):
         return constrain(self.layout, logits, "batch", *[None] * (logits.ndim - 2), "vocab")
 
 
-def _visible(segment_ids_BT, cache: KVCache | None) -> tuple[KVCache | None, jax.Array]:
-    """Which slots each token may attend to, bool [B, T, S]; the cache comes back with the new segment ids."""
-    if cache is None:
-        start, slots_BS = 0, segment_ids_BT
-    else:
-        start = cache.length
-        slots_BS = jax.lax.dynamic_update_slice(cache.segment_ids, segment_ids_BT, (0, start))
-        cache = cache._replace(segment_ids=slots_BS)
-    token_T, slot_S = jnp.arange(segment_ids_BT.shape[1]) + start, jnp.arange(slots_BS.shape[1])
-    causal_TS = slot_S[None, :] <= token_T[:, None]
-    same_BTS = slots_BS[:, None, :] == segment_ids_BT[:, :, None]
-    return cache, causal_TS[None] & same_BTS & (slots_BS > 0)[:, None, :]
+def _scan_of_layers(config: ModelConfig) -> Any:
+    in_axes: Any = (0, nn.broadcast, nn.broadcast)  # the layer's number; angles and segments are shared
+    block = Block if config.remat == "none" else nn.remat(Block, prevent_cse=False, policy=_KEPT[config.remat])
+    return nn.scan(
+        block,
+        variable_axes={"params": 0},
+        split_rngs={"params": True},
+        in_axes=in_axes,
+        length=config.num_layers,
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )
+
+
+def _with_room(written: tuple[jax.Array, ...], capacity: int) -> tuple[jax.Array, ...]:
+    """Keys or values [B, T, Q, F], padded to ``capacity`` slots."""
+    return tuple(jnp.pad(x, ((0, 0), (0, capacity - x.shape[1]), (0, 0), (0, 0))) for x in written)
 
 
 def abstract_params(config: ModelConfig):

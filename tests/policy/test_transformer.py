@@ -112,6 +112,44 @@ def test_decoding_with_a_cache_equals_the_whole_forward(chunks):
     np.testing.assert_array_equal(cache.segment_ids, np.pad(segment_ids, ((0, 0), (0, 3))))
 
 
+@pytest.mark.parametrize("attention", ["plain", "blockwise"])
+def test_a_cache_made_while_reading_equals_one_that_was_given(attention):
+    """Prefill attends over the row alone, in the configured way, and comes back with room to decode."""
+    params, tokens = random_params(TINY), rows()[0]
+    positions = np.stack([np.maximum(np.arange(T) - 2, 0), np.arange(T)]).astype(np.int32)
+    inputs = tokens, positions, np.array([[0] * 2 + [1] * 7, [1] * 9], np.int32)
+    want, given = apply(TINY, params, *inputs, init_cache(TINY, B, 12))
+    model = Transformer(dataclasses.replace(TINY, attention=attention))
+    hidden, made = jax.jit(lambda *x: model.apply({"params": params}, *x, capacity=12))(*inputs)
+    real = inputs[2] > 0
+    np.testing.assert_allclose(hidden[real], want[real], atol=1e-5)
+    chex.assert_trees_all_equal_shapes_and_dtypes(made, given)
+    np.testing.assert_array_equal(made.segment_ids, given.segment_ids)
+    assert made.length == given.length
+    seen = np.pad(real, ((0, 0), (0, 3)))  # what padding leaves in the cache nobody reads
+    np.testing.assert_allclose(made.key[:, seen], given.key[:, seen], atol=1e-5)
+    np.testing.assert_allclose(made.value[:, seen], given.value[:, seen], atol=1e-5)
+    with pytest.raises(ValueError, match="a cache of 8 slots cannot hold the 9 tokens"):
+        model.apply({"params": params}, *inputs, capacity=8)
+
+
+def test_blockwise_attention_changes_no_logprob_and_no_gradient():
+    params, inputs = random_params(TINY), rows()
+
+    def value_and_gradient(attention):
+        config = dataclasses.replace(TINY, attention=attention)
+        loss = jax.value_and_grad(lambda p: response_logprobs(config, p, *inputs)[0].sum())
+        return jax.jit(loss)(params)
+
+    chex.assert_trees_all_close(value_and_gradient("blockwise"), value_and_gradient("plain"), rtol=1e-4, atol=1e-5)
+
+
+def test_a_switch_that_the_machine_lacks_is_refused():
+    config = dataclasses.replace(TINY, attention="splash")
+    with pytest.raises(ValueError, match="attention='splash' needs a TPU, not a cpu; use 'blockwise'"):
+        response_logprobs(config, random_params(TINY), *rows())
+
+
 def test_parameters_and_their_logical_axes():
     """The tree that checkpoints are loaded into and that the sharding table maps."""
     boxed = abstract_params(UNTIED)
