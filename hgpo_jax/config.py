@@ -149,3 +149,4 @@ class RolloutConfig:
     max_response_length: int = 512
     train_sampling: SamplingConfig = SamplingConfig()
     eval_sampling: SamplingConfig = SamplingConfig(temperature=0.4)
+    tensor: int = 1  # devices over which the sampler's copy of the weights is cut; a process's others take other rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -151,18 +151,18 @@ def check_mesh(mesh: Mesh | None) -> None:
         raise ValueError(f"the mesh's devices are not in the order of the processes: {owners[:, 0].tolist()}")
 
 
-def local_mesh(config: MeshConfig) -> Mesh:
-    """A mesh over this process's devices only, for what it does alone. An axis of -1 takes the devices left.
+def local_mesh(config: MeshConfig, mesh: Mesh) -> Mesh:
+    """The devices of ``mesh`` that are this process's, for what it does alone. An axis of -1 takes those left.
 
     Raises:
       ValueError: sizes that do not use each of the devices.
     """
-    devices = np.array(jax.local_devices())
+    own = _by_process(mesh.devices.flat)[jax.process_index()]
     sizes = dataclasses.asdict(config)
     try:
-        return Mesh(devices.reshape(*sizes.values()), tuple(sizes))
+        return Mesh(own.reshape(*sizes.values()), tuple(sizes))
     except ValueError as error:
-        raise ValueError(f"mesh {sizes} does not use the {len(devices)} devices of a process, each once") from error
+        raise ValueError(f"mesh {sizes} does not use the {len(own)} devices of a process, each once") from error
 
 
 def local_replica(params: Any, shardings: Any, cast: Callable[[Any], Any] = lambda params: params) -> Any:
@@ -178,9 +178,8 @@ def local_replica(params: Any, shardings: Any, cast: Callable[[Any], Any] = lamb
     """
     leaves: list[NamedSharding] = jax.tree.leaves(shardings)
     axes = leaves[0].mesh.axis_names
-    by_process = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-    shape = (jax.process_count(), *leaves[0].mesh.axis_sizes)
-    mesh = Mesh(np.array(by_process).reshape(shape), ("process", *axes))
+    devices = _by_process(jax.tree.leaves(params)[0].sharding.device_set)
+    mesh = Mesh(devices.reshape(-1, *leaves[0].mesh.axis_sizes), ("process", *axes))
     # A specification that does not name the axis "process" gives each process all of the array.
     spread = jax.device_put(jax.jit(cast)(params), jax.tree.map(lambda s: NamedSharding(mesh, s.spec), shardings))
 
@@ -189,3 +188,9 @@ def local_replica(params: Any, shardings: Any, cast: Callable[[Any], Any] = lamb
         return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)
 
     return jax.tree.map(own, spread, shardings)
+
+
+def _by_process(devices: Iterable[Any]) -> np.ndarray:
+    """[processes, devices of each], in the order of their numbers."""
+    ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
+    return np.array(ordered).reshape(jax.process_count(), -1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -36,6 +37,8 @@ REPLICATED_IF_INDIVISIBLE = {"kv_heads"}
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh with axes data, fsdp, tensor. One axis may be -1: it takes the devices the others leave.
 
+    In several processes the devices lie in the order of the processes, so that each holds rows that follow each other.
+
     Raises:
       ValueError: sizes that need more devices than there are, or do not divide them where -1 is to fill.
     """
@@ -58,6 +61,9 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
         raise ValueError(
             f"mesh {sizes} needs {used} devices, but there are {len(devices)}; lower a size or set one to -1"
         )
+    if jax.process_count() > 1:
+        ordered = sorted(devices[:used], key=lambda device: (device.process_index, device.id))
+        return Mesh(np.array(ordered).reshape(tuple(sizes.values())), MESH_AXES)
     # Auto: the compiler chooses the collectives. Explicit axes refuse the scatter of the group statistics.
     return jax.make_mesh(tuple(sizes.values()), MESH_AXES, (AxisType.Auto,) * len(MESH_AXES), devices=devices[:used])
 
@@ -93,6 +99,13 @@ def constrain(layout: Layout | None, x: jax.Array, *logical_axes: str | None) ->
 def batch_multiple(mesh: Mesh | None) -> int:
     """Devices along the batch axes: what the rows of a mini-batch's part have to be a multiple of."""
     return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
+def mesh_of(arrays: Any) -> Mesh | None:
+    """The mesh on which arrays lie; None on a single device."""
+    sharding = getattr(next(iter(jax.tree.leaves(arrays)), None), "sharding", None)
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    return mesh if isinstance(mesh, Mesh) else None
 
 
 def partition_spec(name: str, shape: Sequence[int], logical_axes: Sequence[str | None], mesh: Mesh) -> PartitionSpec:

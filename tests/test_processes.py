@@ -24,6 +24,7 @@ from hgpo_jax.processes import (
     require_alike,
     start_processes,
 )
+from hgpo_jax.sharding import make_mesh
 
 TOGETHER = """
 import sys, jax, jax.numpy as jnp, numpy as np, pytest
@@ -54,7 +55,7 @@ for bad, words in ((None, "the mesh has 1 devices, but the 2 processes have 4.*-
     with pytest.raises(ValueError, match=words): check_mesh(bad)
 
 def half(tree): return jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)
-small = local_mesh(MeshConfig(data=1, tensor=2))
+small = local_mesh(MeshConfig(data=1, tensor=2), mesh(1, 4, 1))
 for order in (slice(None), [0, 2, 1, 3]):  # of the mesh on which the parameters lie
     spread = NamedSharding(mesh(1, 4, 1, order=order), P("fsdp"))
     values = np.arange(48, dtype=np.float32).reshape(8, 6) / 7
@@ -94,10 +95,10 @@ def test_one_process_is_alone() -> None:
 )
 def test_replica_of_one_process(sizes: MeshConfig, shard: tuple[int, int]) -> None:
     """The same program as of several: another layout on the same devices."""
-    learner = local_mesh(MeshConfig(fsdp=8))
+    learner = make_mesh(MeshConfig(fsdp=8))
     values = jax.random.normal(jax.random.key(0), (8, 16))
     params = {"w": jax.device_put(values, NamedSharding(learner, PartitionSpec("fsdp")))}
-    layout = {"w": NamedSharding(local_mesh(sizes), PartitionSpec(None, "tensor"))}
+    layout = {"w": NamedSharding(local_mesh(sizes, learner), PartitionSpec(None, "tensor"))}
     replica: Any = local_replica(params, layout)["w"]
     chex.assert_trees_all_equal(replica, values)
     assert replica.sharding == layout["w"]
@@ -108,7 +109,7 @@ def test_replica_of_one_process(sizes: MeshConfig, shard: tuple[int, int]) -> No
 
 def test_local_mesh_uses_each_device() -> None:
     with pytest.raises(ValueError, match=r"'tensor': 3} does not use the 8 devices of a process, each once"):
-        local_mesh(MeshConfig(tensor=3))
+        local_mesh(MeshConfig(tensor=3), make_mesh(MeshConfig(fsdp=8)))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LAYERS = [["types", "config", "recording", "processes"], ["sharding"], ["estimators", "policy", "rollout"], ["learner"]]
+LAYERS = [
+    ["types", "config", "recording", "processes", "watchdog"],
+    ["sharding"],
+    ["estimators", "policy", "rollout"],
+    ["learner"],
+]
 
 
 def imports(path: Path) -> set[str]:

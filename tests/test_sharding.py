@@ -17,6 +17,7 @@ from hgpo_jax.sharding import (
     batch_multiple,
     batch_shardings,
     make_mesh,
+    mesh_of,
     param_shardings,
     partition_spec,
     state_shardings,
@@ -152,3 +153,11 @@ def test_loaded_weights_are_copied():
     state = init_state(MODEL, optimizer, jax.random.key(0), params=loaded)
     jax.tree.map(lambda x: x.delete(), state.params)
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(loaded))
+
+
+def test_mesh_of_arrays():
+    mesh = make_mesh(MeshConfig(fsdp=4))
+    array = jnp.zeros((4, 2))
+    assert mesh_of({"w": jax.device_put(array, jax.NamedSharding(mesh, P("fsdp")))}) == mesh
+    for single in ({"w": array}, {"w": np.zeros(2)}, {}, None):
+        assert mesh_of(single) is None

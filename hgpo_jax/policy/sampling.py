@@ -198,7 +198,7 @@ def _generate(
     """The program behind ``make_sampler``: prefill, first draw, then a loop of reading and drawing."""
     chex.assert_type([prompt_tokens, prompt_lengths], jnp.int32)
     B, P = prompt_tokens.shape
-    params = _in_compute_dtype(params, config)
+    params = in_compute_dtype(params, config)
     # Here a traced max_new_tokens, which could not be checked, meets the bound.
     turns_allowed = jnp.clip(max_new_tokens, 1, capacity)
 
@@ -226,7 +226,7 @@ def _generate(
     return jax.lax.while_loop(unfinished, decode, _Loop(output, token_B, cache)).output
 
 
-def _in_compute_dtype(params: Params, config: ModelConfig) -> Params:
+def in_compute_dtype(params: Params, config: ModelConfig) -> Params:
     """Casts once what the model would cast in every turn; norms work in float32 and keep their scale."""
 
     def convert(path, leaf):

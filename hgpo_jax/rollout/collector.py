@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium.vector import SyncVectorEnv
+from jax.sharding import NamedSharding, PartitionSpec
 
 from hgpo_jax.config import ModelConfig, RolloutConfig, SamplingConfig
 from hgpo_jax.policy.sampling import make_sampler, pad_prompts
 from hgpo_jax.policy.tokenization import Tokenizer
 from hgpo_jax.rollout.memory import Memory
+from hgpo_jax.sharding import BATCH_AXES, batch_multiple, mesh_of
 from hgpo_jax.types import Trajectories
 
 Reply = tuple[np.ndarray, np.ndarray]  # i32 [length] tokens, f32 [length] log-probabilities
@@ -49,23 +51,26 @@ def make_actor(model: ModelConfig, tokenizer: Tokenizer, config: RolloutConfig) 
 
     Returns:
         ``act(params, prompts, keys, sampling)`` for n ``prompts``, i32 [prompt length] each, and the rows'
-        key data ``keys``, u32 [n, 2]: n replies (tokens i32 [length], log-probabilities f32 [length]).
+        key data ``keys``, u32 [n, 2]: n replies (tokens i32 [length], log-probabilities f32 [length]). Where
+        ``params`` lie on a mesh, its batch axes share the rows.
     """
     sample = make_sampler(model, tokenizer.eos_ids, tokenizer.pad_id)
 
     def act(
         params: chex.ArrayTree, prompts: Sequence[np.ndarray], keys: np.ndarray, sampling: SamplingConfig
     ) -> list[Reply]:
-        rows = bucket_rows(len(prompts))
+        mesh = mesh_of(params)
+        rows = -(-bucket_rows(len(prompts)) // batch_multiple(mesh)) * batch_multiple(mesh)
         length = bucket_length(max(map(len, prompts)))
         empty = [np.zeros(0, np.int32)] * (rows - len(prompts))  # rows that the sampler passes over
         tokens_BP, lengths_B = pad_prompts([*prompts, *empty], tokenizer.pad_id, length)
         keys_B = jax.random.wrap_key_data(jnp.asarray(np.pad(keys, ((0, len(empty)), (0, 0)))))
+        arrays = tokens_BP, lengths_B, keys_B
+        if mesh is not None:
+            arrays = jax.device_put(arrays, NamedSharding(mesh, PartitionSpec(BATCH_AXES)))
         out = sample(
             params,
-            tokens_BP,
-            lengths_B,
-            keys_B,
+            *arrays,
             sampling.temperature,
             sampling.top_p,
             sampling.top_k,

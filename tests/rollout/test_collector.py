@@ -9,10 +9,11 @@ import pytest
 
 from envs.core import make_vector, prompt_format
 from envs.frozen_lake import MOVES, FrozenLakeText, lake_map, shortest_path
-from hgpo_jax.config import ModelConfig, RolloutConfig, SamplingConfig
+from hgpo_jax.config import MeshConfig, ModelConfig, RolloutConfig, SamplingConfig
 from hgpo_jax.policy.tokenization import load_tokenizer
-from hgpo_jax.policy.transformer import init_params
+from hgpo_jax.policy.transformer import abstract_params, init_params
 from hgpo_jax.rollout.collector import bucket_length, bucket_rows, collect, make_actor, merge_metrics
+from hgpo_jax.sharding import make_mesh, param_shardings
 
 LAKE = "hgpo/FrozenLakeText-v0"
 TOKENIZER = load_tokenizer("frozen_lake")
@@ -236,7 +237,7 @@ def test_length_buckets(length, bucket):
 
 
 MODEL = ModelConfig(
-    vocab_size=TOKENIZER.vocab_size,
+    vocab_size=TOKENIZER.vocab_size + 1,  # 40, which a mesh can divide
     hidden_size=32,
     intermediate_size=64,
     num_layers=1,
@@ -274,6 +275,9 @@ def test_a_rows_reply_does_not_depend_on_the_rows_beside_it():
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(5), 3)))
     together = act(params, prompts, keys, SamplingConfig())
     alone = [act(params, [prompts[i]], keys[i : i + 1], SamplingConfig())[0] for i in range(3)]
-    for (tokens, logprob), (expected, expected_logprob) in zip(together, alone, strict=True):
+    mesh = make_mesh(MeshConfig(data=3, tensor=2))  # three do not divide the usual eight rows
+    spread = jax.device_put(params, param_shardings(abstract_params(MODEL), mesh))
+    spread_replies = act(spread, prompts, keys, SamplingConfig())
+    for (tokens, logprob), (expected, expected_logprob) in zip(together * 2, alone + spread_replies, strict=True):
         np.testing.assert_array_equal(tokens, expected)
         np.testing.assert_allclose(logprob, expected_logprob, atol=1e-5)
