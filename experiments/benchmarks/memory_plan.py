@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
 import tempfile
@@ -56,6 +57,7 @@ class Plan:
     remat: Literal["none", "layer", "products"] | None = None
     attention: Literal["auto", "plain", "blockwise", "splash"] | None = None
     num_layers: int | None = None
+    sampling_tensor: int | None = None  # rollout.tensor: devices that share the sampler's copy of the weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,14 +91,25 @@ def run_config(plan: Plan) -> RunConfig:
     config = load_config(plan.model)
     chosen = {name: getattr(plan, name) for name in ("param_dtype", "remat", "attention", "num_layers")}
     given = {name: value for name, value in chosen.items() if value is not None}
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, **given))
+    rollout = config.rollout
+    if plan.sampling_tensor is not None:
+        rollout = dataclasses.replace(rollout, tensor=plan.sampling_tensor)
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, **given), rollout=rollout)
+
+
+def row_multiple(program: ProgramName, config: RunConfig, mesh: Mesh) -> int:
+    """Devices that share the rows: of the whole mesh, or of the process that samples."""
+    return batch_multiple(programs.sampling_mesh(config, mesh) if program == "sampling" else mesh)
 
 
 def default_rows(program: ProgramName, plan: Plan, config: RunConfig, mesh: Mesh) -> int:
-    """Rows of a part of a mini-batch, or all episodes, which are sampled together."""
-    if program in ("sampling", "estimator"):
-        return config.rollout.tasks * config.rollout.group_size
-    if plan.accumulation is None:
+    """Rows of a part of a mini-batch, or a process's episodes, which are sampled together."""
+    if program == "sampling":
+        processes = len({device.process_index for device in mesh.devices.flat})
+        episodes = math.ceil(config.rollout.tasks / processes) * config.rollout.group_size
+        multiple = row_multiple(program, config, mesh)
+        return math.ceil(episodes / multiple) * multiple
+    if plan.accumulation is None or program == "estimator":
         return batch_multiple(mesh)
     return config.learner.minibatch_steps // plan.accumulation
 
@@ -106,8 +119,12 @@ def bytes_beside(program: ProgramName, config: RunConfig, mesh: Mesh) -> int:
     if program == "estimator":
         return 0
     state = programs.abstract_state(config, mesh)
-    reference = programs.bytes_per_device(state.params) if config.loss.kl_coef else 0
-    return reference if program == "update" else reference + programs.bytes_per_device(state.opt_state)
+    params, moments = programs.bytes_per_device(state.params), programs.bytes_per_device(state.opt_state)
+    reference = params if config.loss.kl_coef else 0
+    if program == "update":
+        return reference
+    # The copy that is sampled from is an argument, the state's own parameters are not.
+    return reference + moments + (params if program == "sampling" and mesh.size > 1 else 0)
 
 
 def work(program: ProgramName, config: RunConfig) -> tuple[float, int]:
@@ -195,6 +212,7 @@ def advice(program: ProgramName, config: RunConfig, measured: Measured, rows_on_
         held = f"what it holds is {state / GIB:.1f} of {measured.limit / GIB:.1f} GiB"
         return f"{held}: {' or '.join([more, *narrow])}"
     if program == "sampling":
+        settings.append("raise rollout.tensor")
         settings.append("fewer episodes at a time: lower rollout.tasks or rollout.group_size")
     elif rows_on_device > 1:
         settings.append("raise learner.accumulation")
@@ -218,10 +236,11 @@ class Command:
 
 
 def _table() -> tuple[Plan, ...]:
-    small = [("v5e:1x1", 1), ("v6e:1x1", 1), ("v5e:2x2", 4), ("v5e:2x4", 8), ("gpu24:1", 1), ("gpu80:4", 4)]
+    small = [("v5e:1x1", 1), ("v6e:1x1", 1), ("v5e:2x2", 4), ("v5e:2x4", 8), ("gpu80:4", 4)]
     large = [("v5e:4x4", 16), ("v5e:8x8", 64), ("v5e:16x16", 256), ("v5p:2x2x1", 4), ("v6e:2x4", 8), ("gpu80:8", 8)]
     plans = [Plan("qwen2_5_1_5b", topology, MeshConfig(fsdp=count)) for topology, count in small]
-    return (*plans, *(Plan("qwen2_5_7b", topology, MeshConfig(fsdp=count)) for topology, count in large))
+    plans += [Plan("qwen2_5_7b", topology, MeshConfig(fsdp=count), sampling_tensor=4) for topology, count in large]
+    return tuple(plans)
 
 
 TABLE = _table()
@@ -231,7 +250,7 @@ def measure_row(plan: Plan, program: ProgramName, search: bool) -> dict[str, Any
     """One row of the table, as it is kept."""
     config = run_config(plan)
     mesh = make_mesh(plan.mesh, slices.devices_of(plan.topology))
-    rows, multiple = default_rows(program, plan, config, mesh), batch_multiple(mesh)
+    rows, multiple = default_rows(program, plan, config, mesh), row_multiple(program, config, mesh)
     measured = measure(program, config, plan.topology, mesh, rows)
     known = {rows: measured.fits}
 
@@ -291,9 +310,8 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def main(command: Command) -> None:
+def print_plan(command: Command) -> None:
     """Prints the table, and below it what to change where a program doesn't fit."""
-    _prepare(command)
     plans = TABLE if command.all else (command.plan,)
     console = Console()
     rows = []
@@ -319,5 +337,14 @@ def _prepare(command: Command) -> None:
         jax.config.update("jax_optimization_level", command.optimization)
 
 
+def main(command: Command) -> None:
+    """In a process of its own, where JAX has not been used."""
+    _prepare(command)
+    try:
+        print_plan(command)
+    except ValueError as error:
+        raise SystemExit(f"memory_plan: {error}") from error
+
+
 if __name__ == "__main__":
-    main(tyro.cli(Command))
+    main(tyro.cli(Command, description=__doc__))

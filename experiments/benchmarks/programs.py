@@ -8,17 +8,26 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.configs import RunConfig
-from hgpo_jax.config import HGPOConfig
+from hgpo_jax.config import HGPOConfig, MeshConfig
 from hgpo_jax.estimators import make_estimator
 from hgpo_jax.learner.update import init_state, make_logprobs, make_optimizer, make_update
-from hgpo_jax.policy.sampling import make_sampler
+from hgpo_jax.policy.sampling import in_compute_dtype, make_sampler
 from hgpo_jax.policy.transformer import Transformer, abstract_params, response_logprobs
-from hgpo_jax.sharding import BATCH_AXES, Layout, batch_multiple, batch_shardings, state_shardings
+from hgpo_jax.sharding import (
+    BATCH_AXES,
+    Layout,
+    batch_multiple,
+    batch_shardings,
+    make_mesh,
+    param_shardings,
+    state_shardings,
+)
 from hgpo_jax.types import StepBatch, StepSignals, TrainState
 
 ProgramName = Literal["update", "logprobs", "sampling", "estimator"]
@@ -46,9 +55,9 @@ def prepare(program: ProgramName, config: RunConfig, mesh: Mesh, rows: int) -> P
     if program == "estimator":
         signals = _signals(config, num_steps(config))
         return Program(jax.jit(make_estimator(config.estimator_config)).lower, (_along(mesh, signals),))
-    state = abstract_state(config, mesh)
     if program == "sampling":
-        return _sampling(config, mesh, state.params, rows)
+        return _sampling(config, mesh, rows)
+    state = abstract_state(config, mesh)
     batch = abstract_batch(config, mesh, rows)
     learner = dataclasses.replace(config.learner, accumulation=batch.tokens.shape[1])
     logprob_fn = functools.partial(response_logprobs, Transformer(config.model, Layout(mesh)))
@@ -70,8 +79,25 @@ def prepare(program: ProgramName, config: RunConfig, mesh: Mesh, rows: int) -> P
 def abstract_state(config: RunConfig, mesh: Mesh) -> TrainState:
     """The run's state, each array with its place on the mesh."""
     optimizer = make_optimizer(config.optimizer)
-    shapes = jax.eval_shape(lambda: init_state(config.model, optimizer, jax.random.key(0)))
-    return _placed(shapes, state_shardings(abstract_params(config.model), optimizer, mesh))
+    model = dataclasses.replace(config.model, attention="plain")  # shapes do not hang on it; kernels want their device
+    shapes = jax.eval_shape(lambda: init_state(model, optimizer, jax.random.key(0)))
+    return _placed(shapes, state_shardings(abstract_params(model), optimizer, mesh))
+
+
+def sampling_mesh(config: RunConfig, mesh: Mesh) -> Mesh:
+    """The devices of one process: each samples its own episodes from weights of its own."""
+    devices = list(mesh.devices.flat)
+    own = [device for device in devices if device.process_index == devices[0].process_index]
+    return make_mesh(MeshConfig(data=-1, tensor=config.rollout.tensor), own)
+
+
+def sampling_params(config: RunConfig, mesh: Mesh) -> Any:
+    """What is sampled from: on several devices a copy in the dtype of the computation, otherwise the state's own."""
+    if mesh.size == 1:
+        return abstract_state(config, mesh).params
+    abstract = abstract_params(dataclasses.replace(config.model, attention="plain"))
+    cast = jax.eval_shape(functools.partial(in_compute_dtype, config=config.model), nn.unbox(abstract))
+    return _placed(cast, param_shardings(abstract, sampling_mesh(config, mesh)))
 
 
 def abstract_batch(config: RunConfig, mesh: Mesh, rows: int) -> StepBatch:
@@ -117,15 +143,15 @@ def row_length(config: RunConfig) -> int:
 
 def bytes_per_device(tree: Any) -> int:
     """What one device holds of abstract arrays with shardings."""
-    leaves = [x for x in jax.tree.leaves(tree) if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def _sampling(config: RunConfig, mesh: Mesh, params: Any, rows: int) -> Program:
+def _sampling(config: RunConfig, mesh: Mesh, rows: int) -> Program:
     sample: Any = make_sampler(config.model, eos_ids=(0,), pad_id=0)
     prompts = _Shape((rows, config.rollout.max_prompt_length), jnp.int32), _Shape((rows,), jnp.int32)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
     scalars = [_Shape((), dtype) for dtype in (jnp.float32, jnp.float32, jnp.int32, jnp.int32)]
+    mesh, params = sampling_mesh(config, mesh), sampling_params(config, mesh)
     lines = _placed((*prompts, keys), NamedSharding(mesh, PartitionSpec(BATCH_AXES)))
     everywhere = _placed(scalars, NamedSharding(mesh, PartitionSpec()))
     lower = functools.partial(sample.__wrapped__.lower, capacity=config.rollout.max_response_length)
