@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -112,7 +113,7 @@ def model_config_of(folder: str | Path, **overrides: Any) -> ModelConfig:
         qkv_bias=model_type == "qwen2",
         qk_norm=model_type == "qwen3",
     )
-    return ModelConfig(**vars(shape) | overrides)
+    return dataclasses.replace(shape, **overrides)
 
 
 def _integer(path: Path, content: Mapping[str, Any], field: str) -> int:

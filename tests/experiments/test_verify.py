@@ -1,5 +1,6 @@
 """The check of recordings: exit codes, damaged files, unknown names, and the two deliberate differences."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from experiments.verify import main
 from hgpo_jax.config import GiGPOConfig, GRPOConfig, HGPOConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "advantages"
+QWEN = Path(__file__).parents[1] / "golden" / "qwen"
 KEPT = ("hgpo/K=1/alpha=1.0/mean_norm/base=False", "episode_across_steps/mean_std_norm")
 
 
@@ -175,3 +177,89 @@ def test_a_value_beside_the_mean_of_unequal_returns_fails(tmp_path, capsys):
     right = np.array([-(1.5**0.5), 0, 1.5**0.5], np.float32)
     assert verify(tmp_path, capsys, batch=batch | {name: right})[0] == 0
     assert verify(tmp_path, capsys, batch=batch | {name: right + np.array([0, 1e-3, 0], np.float32)})[0] == 1
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A checkpoint whose two shortest prompts were recorded, in a folder of its own."""
+    folder = Path(shutil.copytree(QWEN / "qwen2_tied", tmp_path / "model"))
+    with np.load(folder / "expected.npz") as archive:
+        recorded = {f"{k}{j}": archive[f"{k}{i}"] for j, i in enumerate((0, 2)) for k in ("ids", "logits", "greedy")}
+    return folder, recorded
+
+
+def verify_checkpoint(folder, capsys, recorded=None):
+    if recorded is not None:
+        np.savez(folder / "expected.npz", **recorded)
+    code = main(["checkpoint", str(folder)])
+    return code, " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.slow
+def test_a_checkpoint_as_transformers_computed_it_passes(checkpoint, capsys):
+    """Also where generation stopped at an end token, 2 or 0 here, and padded the rest."""
+    folder, recorded = checkpoint
+    end = recorded["greedy0"][3]
+    (folder / "generation_config.json").write_text(f'{{"eos_token_id": [{end}, 0], "pad_token_id": 9}}')
+    recorded["greedy0"] = np.append(recorded["greedy0"][:4], [9, 9, 9])
+    assert end not in recorded["greedy0"][:3]
+    code, printed = verify_checkpoint(folder, capsys, recorded)
+    assert code == 0
+    assert "68 of 68 greedy tokens matched" in printed
+    assert "│ 0 │ 3 │" in printed
+    assert "4 of 4 │ ok" in printed
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_is_off_fails(checkpoint, capsys):
+    folder, recorded = checkpoint
+    for i, name in enumerate(("ids", "logits", "greedy") * 3, 3):
+        recorded[f"{name}{i // 3 + 1}"] = recorded[f"{name}0"].copy()
+    recorded["logits2"][1, 7] += 3e-4
+    recorded["logits3"][1, 7] = np.nan
+    recorded["greedy4"][40] += 1
+    code, printed = verify_checkpoint(folder, capsys, recorded)
+    assert code == 1
+    for row in (
+        "2 │ 3 │ 3.0",
+        "3 │ 3 │ nan │ 64 of 64 │ FAILED",
+        "FAILED: worst logit difference nan, 319 of 320 greedy",
+    ):
+        assert row in printed
+    assert "63 of 64 │ FAILED" in printed
+    assert printed.count("│ ok") == 2
+
+
+def test_checkpoints_with_nothing_to_compare_fail(checkpoint, capsys):
+    folder, recorded = checkpoint
+    assert "is no folder: name a Hugging Face checkpoint" in verify_checkpoint(folder / "absent", capsys)[1]
+    cases = {
+        "it holds no ids0, logits0, greedy0; nothing to compare": {"x": np.zeros(3)},
+        "it lacks greedy1": {name: x for name, x in recorded.items() if name != "greedy1"},
+        "it lacks ids7, logits7": recorded | {"greedy7": np.zeros(3, int)},
+        "ids0 is int64 (0,), expected token ids [n]": recorded | {"ids0": np.zeros(0, int)},
+        "greedy0 is float64 (3,), expected token ids": recorded | {"greedy0": np.zeros(3)},
+        "ids1 has ids outside the vocabulary of 288": recorded | {"ids1": np.full(8, 288)},
+        "logits0 is float32 (8, 288), expected floats (3, 288)": recorded | {"logits0": recorded["logits1"]},
+    }
+    for message, changed in cases.items():
+        code, printed = verify_checkpoint(folder, capsys, changed)
+        assert code == 1
+        assert f"expected.npz is damaged: {message}" in printed
+    path = folder / "expected.npz"
+    path.write_bytes(path.read_bytes()[:-50])
+    assert "expected.npz is damaged: " in verify_checkpoint(folder, capsys)[1]
+    path.unlink()
+    assert "expected.npz is missing: " in verify_checkpoint(folder, capsys)[1]
+    (folder / "config.json").unlink()
+    code, printed = verify_checkpoint(folder, capsys, recorded)
+    assert (code, "config.json is missing" in printed) == (1, True)
+
+
+def test_a_checkpoint_that_does_not_load_fails(checkpoint, capsys):
+    folder, recorded = checkpoint
+    (folder / "model-00003-of-00003.safetensors").write_bytes(b"")
+    code, printed = verify_checkpoint(folder, capsys, recorded)
+    assert code == 1
+    assert "FAILED: " in printed
+    assert "model-00003-of-00003.safetensors is damaged" in printed

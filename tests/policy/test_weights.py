@@ -1,5 +1,6 @@
 """Hugging Face checkpoints in and out, against transformers' logits and greedy replies (tests/make_checkpoints.py)."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
+from several import start_several
 from transformers import AutoConfig, AutoTokenizer
 
 from hgpo_jax.config import MeshConfig, ModelConfig
@@ -79,6 +81,7 @@ def test_logits_equal_those_of_transformers_in_separate_and_packed_rows(checkpoi
         start += len(ids)
 
 
+@pytest.mark.slow
 def test_greedy_replies_equal_those_of_transformers(checkpoint):
     """64 tokens to each of four prompts of different lengths, in one batch."""
     config, params, expected = checkpoint
@@ -192,7 +195,7 @@ def test_a_model_from_scratch_is_written_with_its_word_level_tokenizer(tmp_path)
     with pytest.raises(ValueError, match="no Hugging Face model has qkv_bias False and qk_norm False"):
         save_checkpoint(params, ModelConfig(16, 8, 8, 1, 2, 1, 4, qkv_bias=False), tmp_path / "other")
     with pytest.raises(ValueError, match="not those of the ModelConfig: layers/attention/o/kernel, "):
-        save_checkpoint(params, ModelConfig(**vars(config) | {"num_heads": 4}), tmp_path / "other")
+        save_checkpoint(params, dataclasses.replace(config, num_heads=4), tmp_path / "other")
 
 
 PUBLISHED = {  # vocabulary, hidden, MLP, layers, heads, key/value heads, tied, parameters
@@ -282,9 +285,8 @@ def test_configs_of_both_styles_and_their_defaults(tmp_path):
     content = published_config("Qwen3-8B")
     new = {k: v for k, v in content.items() if k != "rope_theta"} | {"rope_parameters": {"rope_theta": 5e5}}
     (tmp_path / "config.json").write_text(json.dumps(new))
-    assert model_config_of(tmp_path, attention="blockwise", param_dtype="bfloat16") == ModelConfig(
-        151936, 4096, 12288, 36, 32, 8, 128, 5e5, 1e-6, False, False, True, "float32", "bfloat16", "blockwise"
-    )
+    config = model_config_of(tmp_path, attention="blockwise", param_dtype="bfloat16")
+    assert (config.rope_theta, config.attention, config.param_dtype) == (5e5, "blockwise", "bfloat16")
     left_out = ("rope_theta", "head_dim", "num_key_value_heads", "tie_word_embeddings", "rms_norm_eps", "hidden_act")
     (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in content.items() if k not in left_out}))
     config = model_config_of(tmp_path)
@@ -313,10 +315,10 @@ def test_damaged_and_absent_files_are_named(copy):
     config = model_config_of(copy)
     shard = copy / "model-00002-of-00003.safetensors"
     shard.write_bytes(shard.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="model-00002-of-00003.safetensors is damaged, fetch it again"):
+    with pytest.raises(ValueError, match=r"model-00002-of-00003\.safetensors is damaged, fetch it again"):
         load_params(copy, config)
     shard.unlink()
-    with pytest.raises(ValueError, match="names model-00002-of-00003.safetensors, absent from"):
+    with pytest.raises(ValueError, match=r"names model-00002-of-00003\.safetensors, absent from"):
         load_params(copy, config)
     (copy / "model.safetensors.index.json").write_text('{"weight_map": 3}')
     with pytest.raises(ValueError, match="has no weight_map"):
@@ -338,7 +340,7 @@ def test_a_tied_checkpoint_may_hold_its_table_twice(copy):
     chex.assert_trees_all_equal(load_params(copy, config), load_params(GOLDEN / "qwen2_tied", config))
     tensors["lm_head.weight"][7, 3] += 1
     save_file(tensors, copy / "model.safetensors")
-    with pytest.raises(ValueError, match="differs from the embeddings .* tie_word_embeddings to false"):
+    with pytest.raises(ValueError, match=r"differs from the embeddings .* tie_word_embeddings to false"):
         load_params(copy, config)
 
 
@@ -354,7 +356,7 @@ def test_other_floats_become_the_parameters_dtype(copy, dtype):
 
 def test_names_become_folders(tmp_path, monkeypatch):
     assert resolve_checkpoint(tmp_path) == tmp_path
-    with pytest.raises(ValueError, match="neither a folder nor a hub id .*'hf download OWNER/NAME --local-dir DIR"):
+    with pytest.raises(ValueError, match=r"neither a folder nor a hub id .*'hf download OWNER/NAME --local-dir DIR"):
         resolve_checkpoint(tmp_path / "absent")
     asked = []
 
@@ -382,3 +384,34 @@ def test_a_sharding_over_layers_works_too():
     shardings["layers"]["mlp"]["up"]["kernel"] = NamedSharding(mesh, PartitionSpec("data"))
     params = load_params(GOLDEN / "qwen2_untied", config, shardings)
     chex.assert_trees_all_equal(params, load_params(GOLDEN / "qwen2_untied", config))
+
+
+TOGETHER = """
+import sys
+from pathlib import Path
+import jax, numpy as np, pytest
+from hgpo_jax.config import MeshConfig
+from hgpo_jax.policy.transformer import abstract_params
+from hgpo_jax.policy.weights import load_params, model_config_of, save_checkpoint
+from hgpo_jax.sharding import make_mesh, param_shardings
+
+source, out, address, count, me = *map(Path, sys.argv[1:3]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+jax.distributed.initialize(address, count, me)
+config = model_config_of(source)
+params = load_params(source, config, param_shardings(abstract_params(config), make_mesh(MeshConfig(1, 2, 2))))
+assert not params["embed"].is_fully_addressable
+save_checkpoint(params, config, out, source=source, max_shard_bytes=40_000)
+again = load_params(out, config)
+total = jax.jit(lambda tree: sum(abs(x).sum() for x in jax.tree.leaves(tree)))
+np.testing.assert_allclose(total(params), total(again), rtol=1e-5)
+with pytest.raises(ValueError, match="is not empty"):  # in both processes
+    save_checkpoint(params, config, out, source=source)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_load_and_save_together(tmp_path):
+    source = GOLDEN / "qwen2_tied"
+    with start_several(2, 2, "-c", TOGETHER, str(source), str(tmp_path / "out"), options=False) as processes:
+        assert processes.wait(120) == [0, 0], processes.outputs()
+    chex.assert_trees_all_equal(file_tensors_of(tmp_path / "out"), file_tensors_of(source))

@@ -1,0 +1,68 @@
+"""Write a run's policy as a Hugging Face folder, which transformers, vLLM and SGLang open.
+
+python -m experiments.export runs/hgpo-FrozenLakeText-seed0 exported
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import flax.linen as nn
+import jax
+import tyro
+
+from experiments.configs import config_from_json
+from experiments.console import CONSOLE
+from hgpo_jax.learner.checkpoint import Checkpoints
+from hgpo_jax.policy.tokenization import load_tokenizer
+from hgpo_jax.policy.transformer import abstract_params
+from hgpo_jax.policy.weights import resolve_checkpoint, save_checkpoint
+from hgpo_jax.sharding import make_mesh, param_shardings
+
+
+def export(
+    run: Annotated[Path, tyro.conf.Positional],
+    out: Annotated[Path, tyro.conf.Positional],
+    which: Literal["best", "latest"] = "latest",
+    dtype: Literal["float32", "bfloat16"] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Args:
+    run: a folder that train.py has made.
+    out: the new folder.
+    which: checkpoint to write; best is the best on the held-out panel during training.
+    dtype: of the weights in the files; the parameters' own unless given.
+    overwrite: replace what ``out`` holds.
+    """
+    config = config_from_json(run / "config.json")
+    if out.resolve() == run.resolve():
+        raise ValueError(f"{out} is the run itself; name another folder for the export")
+    # Tokenizer and generation config come from where training started, or are made from the run's own tokenizer.
+    init = getattr(config, "init", "")
+    source = resolve_checkpoint(init) if init else None
+    tokenizer = None if source else load_tokenizer(config.tokenizer)
+    boxed = abstract_params(config.model)
+    target = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        nn.unbox(boxed),
+        param_shardings(boxed, make_mesh(config.mesh)),
+    )
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        params, _ = checkpoints.restore_params(target, which)
+    save_checkpoint(params, config.model, out, source=source, tokenizer=tokenizer, dtype=dtype, overwrite=overwrite)
+    CONSOLE.print(f"{which} checkpoint of {run} written to {out}", highlight=False)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+    try:
+        tyro.cli(export, args=argv, description=__doc__)
+    except ValueError as error:
+        CONSOLE.print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
