@@ -84,7 +84,8 @@ def attend(
       query_segments_BT, key_segments_BS: i32; 0 is padding, and a slot not yet written.
       start: slot of the first query, static or traced.
       implementation: one of ``IMPLEMENTATIONS``.
-      mesh: where the arrays are sharded. "plain" and "blockwise" leave that to the compiler; the kernels run per shard.
+      mesh: where the arrays are sharded. "plain", and "blockwise" with a cache or with sizes that the mesh does not
+        divide, leave that to the compiler; otherwise each device attends for its own rows and heads.
       batch_axes: mesh axes that B is divided over.
       heads_axis: mesh axis that H is divided over, and Q where it divides Q; otherwise key/value heads are repeated.
       block: the most queries, and keys, that "blockwise" holds scores of at once; None: 128 on a CPU, else 512.
@@ -97,29 +98,39 @@ def attend(
       ValueError: an unknown implementation, one that the platform lacks, heads or rows that the mesh does not divide,
         a cache where whole rows are needed, float32 with "cudnn".
     """
-    chex.assert_rank([q_BTHF, k_BSQF, v_BSQF], 4)
-    B, T, H, F = q_BTHF.shape
-    Q = k_BSQF.shape[2]
-    chex.assert_equal_shape([k_BSQF, v_BSQF])
-    chex.assert_shape(k_BSQF, (B, None, Q, F))
-    chex.assert_shape([query_segments_BT, key_segments_BS], [(B, T), (B, k_BSQF.shape[1])])
-    if H % Q:
-        raise ValueError(f"{H} query heads are not a multiple of {Q} key/value heads")
     # The mesh says where the program will run: it may be compiled on a host without such a device.
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     _check_platform(implementation, platform, interpret)
+    _check_shapes(q_BTHF, k_BSQF, v_BSQF, query_segments_BT, key_segments_BS)
     query_segments_BT, key_segments_BS = jnp.asarray(query_segments_BT), jnp.asarray(key_segments_BS)
+    B, T, H, _ = q_BTHF.shape
     if isinstance(start, int):  # slots after the last query are seen by none
         k_BSQF, v_BSQF, key_segments_BS = (x[:, : start + T] for x in (k_BSQF, v_BSQF, key_segments_BS))
-    if implementation in ("plain", "blockwise"):
-        arrays = q_BTHF, k_BSQF, v_BSQF, query_segments_BT, key_segments_BS, start
-        if implementation == "plain":
-            return plain(*arrays)
-        return blockwise_attention.attend(*arrays, block=block or (_CPU_BLOCK if platform == "cpu" else _BLOCK))
-    if not isinstance(start, int) or start or k_BSQF.shape[1] != T:
+    whole_rows = isinstance(start, int) and start == 0 and k_BSQF.shape[1] == T
+    divided = mesh is not None and B % _size(mesh, batch_axes) == 0 and H % _size(mesh, heads_axis) == 0
+    blockwise = functools.partial(
+        blockwise_attention.attend, block=block or (_CPU_BLOCK if platform == "cpu" else _BLOCK)
+    )
+    if implementation == "plain" or (implementation == "blockwise" and not (whole_rows and divided)):
+        function = plain if implementation == "plain" else blockwise
+        return function(q_BTHF, k_BSQF, v_BSQF, query_segments_BT, key_segments_BS, start)
+    if not whole_rows:
         raise ValueError(f"attention={implementation!r} reads whole rows, not a cache; use 'plain' or 'blockwise'")
-    kernel = functools.partial(splash, interpret=interpret) if implementation == "splash" else cudnn
-    return _per_shard(kernel, q_BTHF, k_BSQF, v_BSQF, query_segments_BT, mesh, batch_axes, heads_axis)
+    kernels: dict[str, Callable] = {
+        "blockwise": lambda q, k, v, segments: blockwise(q, k, v, segments, segments),
+        "cudnn": cudnn,
+        "splash": functools.partial(splash, interpret=interpret),
+    }
+    return _per_shard(kernels[implementation], q_BTHF, k_BSQF, v_BSQF, query_segments_BT, mesh, batch_axes, heads_axis)
+
+
+def _check_shapes(q_BTHF, k_BSQF, v_BSQF, query_segments_BT, key_segments_BS) -> None:
+    chex.assert_rank([q_BTHF, k_BSQF, v_BSQF], 4)
+    (B, T, H, F), (_, S, Q, _) = q_BTHF.shape, k_BSQF.shape
+    chex.assert_shape([k_BSQF, v_BSQF], (B, S, Q, F))
+    chex.assert_shape([query_segments_BT, key_segments_BS], [(B, T), (B, S)])
+    if H % Q:
+        raise ValueError(f"{H} query heads are not a multiple of {Q} key/value heads")
 
 
 def _check_platform(implementation: str, platform: str, interpret: bool) -> None:
@@ -218,18 +229,25 @@ def cudnn(
     return jnp.concatenate(parts, axis=1)[:, :T]
 
 
+def _size(mesh: Mesh, axes: str | tuple[str, ...] | None) -> int:
+    return math.prod(mesh.shape[name] for name in ((axes,) if isinstance(axes, str) else axes or ()))
+
+
 def _is_cudnn(primitive, *_, **__) -> bool:
     """What the backward pass keeps of a call of cuDNN: output and logsumexp. The rest is cheap to make again."""
     return primitive.name.startswith("dot_product_attention_fwd")
 
 
 def _per_shard(kernel: Callable, q_BTHF, k_BTQF, v_BTQF, segments_BT, mesh, batch_axes, heads_axis) -> jax.Array:
-    """Runs a kernel, which the compiler cannot divide, on every device's rows and heads."""
+    """Runs a kernel on every device's rows and heads, which need nothing of the others'.
+
+    The compiler cannot divide cuDNN and Pallas. It could divide "blockwise", but where devices share a key/value head
+    it would add up their gradients once per block.
+    """
     if mesh is None:
         return kernel(q_BTHF, k_BTQF, v_BTQF, segments_BT)
     B, _, H, _ = q_BTHF.shape
-    names = (batch_axes,) if isinstance(batch_axes, str) else batch_axes or ()
-    rows, shards = math.prod(mesh.shape[name] for name in names), mesh.shape[heads_axis] if heads_axis else 1
+    rows, shards = _size(mesh, batch_axes), _size(mesh, heads_axis)
     if B % rows or H % shards:
         raise ValueError(
             f"a mesh of {dict(mesh.shape)} does not divide {B} rows by {rows} or {H} heads by {shards}; "

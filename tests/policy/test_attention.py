@@ -1,4 +1,5 @@
 import functools
+import re
 
 import chex
 import jax
@@ -142,7 +143,7 @@ def test_splash_equals_plain():
 
 def test_calls_of_cudnn_equal_plain():
     """What surrounds cuDNN, with XLA in its place, on a length that is odd."""
-    q, k, v, segments, weight = example(B=3)
+    q, k, v, segments, weight = example(B=3, T=19)
     calls = functools.partial(attention.cudnn, segments_BT=jnp.asarray(segments), implementation="xla", queries=16)
     got = output_and_gradients(calls, q, k, v, segments, weight)
     plain = functools.partial(attend, query_segments_BT=segments, key_segments_BS=segments)
@@ -223,15 +224,23 @@ def test_splash_repeats_just_the_heads_that_a_mesh_needs():
     np.testing.assert_allclose(seen(got, segments), seen(want, rows[3]), atol=1e-5)
 
 
-@pytest.mark.parametrize("implementation", ["plain", "blockwise"])
-def test_the_compiler_keeps_rows_and_heads_apart(implementation):
+@pytest.mark.parametrize("per_shard", [False, True], ids=["by the compiler", "per shard"])
+def test_blockwise_moves_no_rows_or_heads(per_shard):
     mesh = mesh_of(4, 2)
-    options = (("implementation", implementation), ("block", 8), ("mesh", mesh))
-    text = attended.lower(*sharded(mesh, example(B=4, T=32)), options).compile().as_text() or ""
+    options = {"implementation": "blockwise", "block": 8}
+    if per_shard:
+        options |= {"mesh": mesh, "batch_axes": "data", "heads_axis": "tensor"}
+    text = attended.lower(*sharded(mesh, example(B=4, T=32)), tuple(options.items())).compile().as_text() or ""
     assert "f32[1,32,2,8]" in text  # a device's part of q
-    for collective in ("all-gather", "all-to-all", "collective-permute"):
-        assert f" {collective}(" not in text
-        assert f" {collective}-start(" not in text
+    assert not re.search(r" (all-gather|all-to-all|collective-permute)(-start)?\(", text)
+    assert bool(re.search(r" all-reduce(-start)?\(", text)) == (not per_shard)  # which blocks are read, in any row
+
+
+def test_blockwise_takes_heads_that_a_mesh_does_not_divide():
+    q, k, v, segments, _ = example(T=8, H=3, Q=1)
+    options = {"implementation": "blockwise", "mesh": mesh_of(1, 2), "heads_axis": "tensor"}
+    got = jax.jit(functools.partial(attend, **options))(q, k, v, segments, segments)
+    np.testing.assert_allclose(seen(got, segments), slow_attend(q, k, v, segments, segments), atol=1e-5)
 
 
 def test_choice():
