@@ -24,6 +24,9 @@ class ModelConfig:
     qk_norm: bool = False  # Qwen3: each head's query and key pass an RMS norm before they are rotated
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation
     param_dtype: Literal["float32", "bfloat16"] = "float32"  # bfloat16 rounds small optimizer steps away
+    # Train low-rank adapters of this rank on all projections and freeze the rest; 0 trains every parameter.
+    lora_rank: int = 0
+    lora_alpha: float = 32.0  # the adapters' product is scaled by lora_alpha / lora_rank
     # How the learner attends. "plain" needs memory quadratic in the row, the others linear; "cudnn" runs on GPUs,
     # "splash" on TPUs; "auto" takes what fits the backend and the length.
     attention: Literal["auto", "plain", "blockwise", "cudnn", "splash"] = "auto"

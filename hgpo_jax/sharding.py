@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from hgpo_jax import adapters
 from hgpo_jax.config import MeshConfig
 from hgpo_jax.types import StepBatch, StepSignals, TrainState
 
@@ -28,6 +29,7 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
     "mlp": "tensor",
     "head_dim": None,
     "layers": None,
+    "lora": None,
 }
 # Grouped-query models have few key/value heads (two in Qwen2.5 up to 3B), and a head is never cut: where the
 # mesh axis is too large for them, every device holds them all.
@@ -167,8 +169,8 @@ def state_shardings(abstract_params: Any, optimizer: optax.GradientTransformatio
     opt_state = optax.tree_map_params(
         optimizer,
         lambda _, sharding: sharding,
-        jax.eval_shape(optimizer.init, nn.meta.unbox(abstract_params)),
-        params,
+        jax.eval_shape(optimizer.init, adapters.split(nn.meta.unbox(abstract_params))[0]),
+        adapters.split(params)[0],
         transform_non_params=lambda _: replicated,
     )
     return TrainState(params=params, opt_state=opt_state, step=replicated, key=replicated)  # pyright: ignore[reportArgumentType]

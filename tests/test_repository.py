@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    ["types", "config", "recording", "processes", "watchdog"],
+    ["types", "config", "recording", "processes", "watchdog", "adapters"],
     ["sharding"],
     ["estimators", "policy", "rollout"],
     ["learner"],

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from hgpo_jax import adapters
 from hgpo_jax.config import LearnerConfig, LossConfig, ModelConfig, OptimizerConfig
 from hgpo_jax.learner.losses import policy_loss, token_weights
 from hgpo_jax.policy import transformer
@@ -73,13 +74,16 @@ def init_state(
       key: typed PRNG key []; one half draws the parameters, the other goes on in the state.
       mesh: None for a single device.
       params: loaded weights to start from; None draws them.
+
+    The optimizer's state is float32 whatever the parameters are. Where the parameters hold low-rank adapters it is
+    that of the adapters alone.
     """
     param_key, state_key = jax.random.split(key)
 
     def init(params: Any) -> TrainState:
         # Copied: a state that shared the loaded arrays would delete them when it is donated.
         drawn = transformer.init_params(config, param_key) if params is None else jax.tree.map(jnp.copy, params)
-        opt_state: Any = optimizer.init(drawn)
+        opt_state: Any = optimizer.init(in_float32(adapters.split(drawn)[0]))
         return TrainState(params=drawn, opt_state=opt_state, step=jnp.int32(0), key=state_key)
 
     if mesh is None:
@@ -135,7 +139,7 @@ def make_update(
     """
     if (mesh is None) != (shardings is None):
         raise ValueError("make_update takes mesh and shardings together, or neither")
-    gradient = _minibatch_gradient(logprob_fn, loss, None if shardings is None else shardings.params)
+    gradient = _minibatch_gradient(logprob_fn, loss, None if shardings is None else adapters.split(shardings.params)[0])
 
     def update(state: TrainState, batch: StepBatch) -> tuple[TrainState, Metrics]:
         advantage_N, diagnostics = estimator(batch.steps)
@@ -144,31 +148,33 @@ def make_update(
             advantage_N = jax.lax.with_sharding_constraint(advantage_N, NamedSharding(mesh, PartitionSpec()))
         run = (summary["signal_share"] > 0) & (bad_step == _NO_STEP)
 
-        def step(params: Any, opt_state: Any, block: Block) -> tuple[Any, Any, Metrics]:
-            grads, metrics = gradient(params, block, advantage_N)
+        trained, frozen = adapters.split(state.params)
 
-            def apply(params: Any, opt_state: Any) -> tuple[Any, Any]:
-                updates, opt_state = optimizer.update(grads, opt_state, params)
-                return optax.apply_updates(params, updates), opt_state
+        def step(trained: Any, opt_state: Any, block: Block) -> tuple[Any, Any, Metrics]:
+            grads, metrics = gradient(trained, frozen, block, advantage_N)
+
+            def apply(trained: Any, opt_state: Any) -> tuple[Any, Any]:
+                updates, opt_state = optimizer.update(grads, opt_state, in_float32(trained))
+                return optax.apply_updates(trained, updates), opt_state
 
             # cond and not where: a select would keep both copies of parameters and moments alive.
-            params, opt_state = jax.lax.cond(metrics["taken"], apply, lambda *kept: kept, params, opt_state)
-            return params, opt_state, metrics
+            trained, opt_state = jax.lax.cond(metrics["taken"], apply, lambda *kept: kept, trained, opt_state)
+            return trained, opt_state, metrics
 
         def minibatch(carry: tuple[Any, Any], block: Block) -> tuple[tuple[Any, Any], Metrics]:
             shapes = jax.eval_shape(step, *carry, block)[2]
             skipped = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes) | {"bad_step": jnp.int32(_NO_STEP)}
-            params, opt_state, metrics = jax.lax.cond(
+            trained, opt_state, metrics = jax.lax.cond(
                 run & block["loss_mask"].any(), step, lambda p, o, _: (p, o, skipped), *carry, block
             )
-            return (params, opt_state), metrics
+            return (trained, opt_state), metrics
 
         blocks = token_arrays(batch, learner.accumulation)
-        (params, opt_state), stacked = jax.lax.scan(minibatch, (state.params, state.opt_state), blocks)
+        (trained, opt_state), stacked = jax.lax.scan(minibatch, (trained, state.opt_state), blocks)
         metrics = summary | _average(stacked, bad_step) | {f"estimator/{k}": v for k, v in diagnostics.items()}
         new_state = dataclasses.replace(
             state,
-            params=params,
+            params=adapters.join(trained, frozen),
             opt_state=opt_state,
             step=state.step + metrics["optimizer_steps"],
             key=jax.random.split(state.key)[0],
@@ -256,14 +262,21 @@ def _inspect_advantages(advantage_N: jax.Array, steps: StepSignals) -> tuple[jax
     return advantage_N, summary, bad_step
 
 
+def in_float32(params: Any) -> Any:
+    """What the optimizer sees of the parameters, so that its moments are not rounded as they may be."""
+    return jax.tree.map(lambda x: x.astype(jnp.float32), params)
+
+
 def _minibatch_gradient(
     logprob_fn: LogprobFn, loss: LossConfig, param_sharding: Any
-) -> Callable[[Any, Block, jax.Array], tuple[Any, Metrics]]:
-    """(params, block of [A, B, T], advantages [N]) -> the mini-batch's gradient and metrics []."""
+) -> Callable[[Any, Any, Block, jax.Array], tuple[Any, Metrics]]:
+    """(trained, frozen parameters, block of [A, B, T], advantages [N]) -> the mini-batch's gradient and metrics []."""
 
-    def part_loss(params: Any, part: Block, advantage_N: jax.Array, num_tokens: jax.Array) -> tuple[jax.Array, Metrics]:
+    def part_loss(
+        trained: Any, frozen: Any, part: Block, advantage_N: jax.Array, num_tokens: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
         mask_BT, step_BT = part["loss_mask"], part["step_index"]
-        logprob_BT, entropy_BT = predict(logprob_fn, params, part)
+        logprob_BT, entropy_BT = predict(logprob_fn, adapters.join(trained, frozen), part)
         # Index -1 would read the last step's advantage.
         advantage_BT = jnp.where(mask_BT, advantage_N[jnp.maximum(step_BT, 0)], 0.0)
         value, metrics = policy_loss(
@@ -282,19 +295,19 @@ def _minibatch_gradient(
         finite_BT = jnp.isfinite(logprob_BT + entropy_BT + part["old_logprob"] + part["ref_logprob"])
         return value, metrics | {"bad_step": jnp.where(mask_BT & ~finite_BT, step_BT, _NO_STEP).min()}
 
-    def gradient(params: Any, block: Block, advantage_N: jax.Array) -> tuple[Any, Metrics]:
+    def gradient(trained: Any, frozen: Any, block: Block, advantage_N: jax.Array) -> tuple[Any, Metrics]:
         mask_ABT = block["loss_mask"]
         num_tokens = mask_ABT.sum().astype(jnp.float32)
         weighted = block | {"weight": token_weights(mask_ABT, block["segment_ids"], loss)}
 
         def accumulate(total: Any, part: Block) -> tuple[Any, Metrics]:
-            grads, metrics = jax.grad(part_loss, has_aux=True)(params, part, advantage_N, num_tokens)
+            grads, metrics = jax.grad(part_loss, has_aux=True)(trained, frozen, part, advantage_N, num_tokens)
             total = jax.tree.map(jnp.add, total, grads)
             if param_sharding is not None:
                 total = jax.lax.with_sharding_constraint(total, param_sharding)
             return total, metrics
 
-        zeros = jax.tree.map(jnp.zeros_like, params)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape), trained)
         grads, parts = jax.lax.scan(accumulate, zeros, weighted)
         bad_step = parts.pop("bad_step").min()
         metrics = {k: v.max() if k.endswith("_max") else v.sum() for k, v in parts.items()}

@@ -9,6 +9,7 @@ heads (each serves ``H / Q`` query heads), ``F`` width of a head, ``E`` half of 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import chex
@@ -16,6 +17,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from hgpo_jax import adapters
 from hgpo_jax.config import ModelConfig
 from hgpo_jax.policy.attention import attend, choose_attention
 from hgpo_jax.sharding import BATCH_AXES, Layout, batch_multiple, constrain
@@ -69,6 +71,10 @@ def check_model_config(config: ModelConfig) -> None:
     for name, allowed in choices.items():
         if getattr(config, name) not in allowed:
             raise ValueError(f"ModelConfig.{name} is {getattr(config, name)!r}; use one of {', '.join(allowed)}")
+    if config.lora_rank < 0 or config.lora_alpha <= 0:
+        raise ValueError(
+            f"ModelConfig.lora_rank ({config.lora_rank}) has to be 0 or more, lora_alpha ({config.lora_alpha}) above 0"
+        )
     if config.rope_theta <= 0 or config.rms_norm_eps <= 0:
         raise ValueError(
             f"ModelConfig.rope_theta ({config.rope_theta}) and rms_norm_eps ({config.rms_norm_eps}) have to be above 0"
@@ -82,17 +88,41 @@ def init_cache(config: ModelConfig, batch: int, capacity: int) -> KVCache:
     return KVCache(zeros, zeros, jnp.zeros((batch, capacity), jnp.int32), jnp.zeros((), jnp.int32))
 
 
-def _dense(config: ModelConfig, features: tuple[int, ...], axes: tuple[str, ...], bias=False, contract=1):
-    """A linear map over the last ``contract`` axes; ``axes`` are the logical names of the kernel's axes."""
-    return nn.DenseGeneral(
-        features,
-        axis=tuple(range(-contract, 0)),
-        use_bias=bias,
-        dtype=config.dtype,
-        param_dtype=config.param_dtype,
-        kernel_init=nn.with_logical_partitioning(_fan_in, axes),
-        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, axes[contract:]),
-    )
+class Projection(nn.Module):
+    """A linear map over the last ``contract`` axes, plus a low-rank one where the config asks for adapters.
+
+    ``axes`` are the logical names of the kernel's axes: those that are contracted, then the features'.
+    """
+
+    config: ModelConfig
+    features: tuple[int, ...]
+    axes: tuple[str, ...]
+    bias: bool = False
+    contract: int = 1
+
+    @nn.compact
+    def __call__(self, x):
+        c, contracted = self.config, tuple(range(-self.contract, 0))
+        dense = nn.DenseGeneral(
+            self.features,
+            axis=contracted,
+            use_bias=self.bias,
+            dtype=c.dtype,
+            param_dtype=c.param_dtype,
+            kernel_init=nn.with_logical_partitioning(_fan_in, self.axes),
+            bias_init=nn.with_logical_partitioning(nn.initializers.zeros, self.axes[self.contract :]),
+        )
+        nn.share_scope(self, dense)
+        if not c.lora_rank:
+            return dense(x)
+        inputs, (into, out_of) = x.shape[-self.contract :], (self.axes[: self.contract], self.axes[self.contract :])
+        normal = nn.initializers.normal(math.prod(inputs) ** -0.5)
+        a_init = nn.with_logical_partitioning(normal, (*into, "lora"))
+        b_init = nn.with_logical_partitioning(nn.initializers.zeros, ("lora", *out_of))
+        a: Any = self.param("lora_a", a_init, (*inputs, c.lora_rank))
+        b: Any = self.param("lora_b", b_init, (c.lora_rank, *self.features))
+        narrow = jnp.tensordot(x, a.astype(c.dtype), axes=self.contract)
+        return dense(x) + jnp.tensordot(narrow, b.astype(c.dtype), axes=1) * (c.lora_alpha / c.lora_rank)
 
 
 def _rms_norm(config: ModelConfig, axis: str = "embed") -> nn.RMSNorm:
@@ -124,12 +154,12 @@ class Attention(nn.Module):
 
     def setup(self):
         c = self.config
-        self.q = _dense(c, (c.num_heads, c.head_dim), ("embed", "heads", "head_dim"), bias=c.qkv_bias)
-        self.k = _dense(c, (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), bias=c.qkv_bias)
-        self.v = _dense(c, (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), bias=c.qkv_bias)
+        self.q = Projection(c, (c.num_heads, c.head_dim), ("embed", "heads", "head_dim"), bias=c.qkv_bias)
+        self.k = Projection(c, (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), bias=c.qkv_bias)
+        self.v = Projection(c, (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), bias=c.qkv_bias)
         if c.qk_norm:
             self.q_norm, self.k_norm = _rms_norm(c, "head_dim"), _rms_norm(c, "head_dim")
-        self.o = _dense(c, (c.hidden_size,), ("heads", "head_dim", "embed"), contract=2)
+        self.o = Projection(c, (c.hidden_size,), ("heads", "head_dim", "embed"), contract=2)
 
     def __call__(self, x_BTD, angles_BTE, segment_ids_BT, layer, cache: KVCache | None):
         q_BTHF = constrain(self.layout, self.q(x_BTD), "batch", None, "heads", None)
@@ -179,9 +209,9 @@ class MLP(nn.Module):
 
     def setup(self):
         c = self.config
-        self.gate = _dense(c, (c.intermediate_size,), ("embed", "mlp"))
-        self.up = _dense(c, (c.intermediate_size,), ("embed", "mlp"))
-        self.down = _dense(c, (c.hidden_size,), ("mlp", "embed"))
+        self.gate = Projection(c, (c.intermediate_size,), ("embed", "mlp"))
+        self.up = Projection(c, (c.intermediate_size,), ("embed", "mlp"))
+        self.down = Projection(c, (c.hidden_size,), ("mlp", "embed"))
 
     def __call__(self, x_BTD):
         hidden = constrain(self.layout, nn.silu(self.gate(x_BTD)) * self.up(x_BTD), "batch", None, "mlp")
@@ -310,6 +340,11 @@ def abstract_params(config: ModelConfig):
 def _boxed_params(config: ModelConfig, key: chex.PRNGKey):
     one = jnp.ones((1, 1), jnp.int32)
     return Transformer(config).init(key, one, one, one)["params"]
+
+
+def init_adapters(config: ModelConfig, key: chex.PRNGKey) -> Params:
+    """Only the fresh adapters of ``init_params``: to ``adapters.join`` to loaded parameters."""
+    return jax.jit(lambda: adapters.split(init_params(config, key))[0])()
 
 
 def init_params(config: ModelConfig, key: chex.PRNGKey) -> Params:
