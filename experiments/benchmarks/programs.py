@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from experiments.benchmarks import slices
 from experiments.configs import RunConfig
 from hgpo_jax.config import HGPOConfig, MeshConfig
 from hgpo_jax.estimators import make_estimator
@@ -86,8 +87,7 @@ def abstract_state(config: RunConfig, mesh: Mesh) -> TrainState:
 
 def sampling_mesh(config: RunConfig, mesh: Mesh) -> Mesh:
     """The devices of one process: each samples its own episodes from weights of its own."""
-    devices = list(mesh.devices.flat)
-    own = [device for device in devices if device.process_index == devices[0].process_index]
+    own = slices.one_host(list(mesh.devices.flat))
     return make_mesh(MeshConfig(data=-1, tensor=config.rollout.tensor), own)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,12 +14,15 @@ from jax.experimental import topologies
 GIB = 2**30
 # Of a chip's 16, 95 and 32 GB: the figures that the TPU compiler gives where it refuses a program.
 USABLE_GIB = {"v5e": 15.75, "v5p": 95.74, "v6e": 31.25}
+# A host's chips, and what the compiler calls them.
+HOST = {"TPU v5 lite": "v5e:2x2", "TPU v5": "v5p:2x2x1", "TPU v6 lite": "v6e:2x2"}
 GPU_SHARE = 0.92  # of a GPU's memory; the rest is its context, the libraries' workspace and fragments
 
 _TOPOLOGY = re.compile(r"(?P<kind>v5e|v5p|v6e):(?P<grid>\d+(x\d+){1,2})|gpu(?P<gb>\d+):(?P<count>\d+)")
 
 
-def devices_of(topology: str) -> list[Any]:
+@functools.cache  # a slice that is asked for again has new devices, which do not go with the old ones
+def devices_of(topology: str) -> tuple[Any, ...]:
     """The devices of a TPU slice, or as many virtual CPU devices as there are GPUs.
 
     Raises:
@@ -31,11 +36,11 @@ def devices_of(topology: str) -> list[Any]:
                 f"topology {topology!r} needs {match['count']} virtual CPU devices, but this process has "
                 f"{len(virtual)}: set jax_num_cpu_devices before JAX is used"
             )
-        return virtual[: int(match["count"])]
+        return tuple(virtual[: int(match["count"])])
     chips = math.prod(map(int, match["grid"].split("x")))
     single = {"chips_per_host_bounds": [1, 1, 1]} if chips == 1 else {}
     try:
-        return list(topologies.get_topology_desc(topology, platform="tpu", **single).devices)
+        return tuple(topologies.get_topology_desc(topology, platform="tpu", **single).devices)
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"topology {topology!r} is none that the TPU compiler knows: {error}") from error
     except (RuntimeError, OSError) as error:
@@ -43,6 +48,13 @@ def devices_of(topology: str) -> list[Any]:
             f"topology {topology!r} needs the TPU compiler, which the extra installs: "
             f"pip install -e '.[tpu-plan]' ({error})"
         ) from error
+
+
+def one_host(devices: Sequence[Any]) -> Sequence[Any]:
+    """A process's devices; of several hosts, a slice of one host instead: the compiler takes no part of a slice."""
+    if len({device.process_index for device in devices}) == 1:
+        return devices
+    return devices_of(HOST[devices[0].device_kind])
 
 
 def usable_bytes(topology: str) -> float:
