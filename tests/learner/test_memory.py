@@ -1,6 +1,7 @@
 """What an update may hold at once, read off the compiled program: nothing runs."""
 
 import functools
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,7 +32,7 @@ PARAMETERS = 4 * (MODEL.vocab_size * MODEL.hidden_size + 2 * 10_000)
 def batch_of(rows: int, length: int, responses: int) -> StepBatch:
     """Shapes of a batch of one mini-batch in two parts."""
 
-    def array(dtype: type, *shape: int):
+    def array(dtype: type, *shape: int) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype)
 
     tokens, steps = (1, LEARNER.accumulation, rows, length), 16
@@ -51,7 +52,8 @@ def temporary_bytes(kind: str, rows: int, length: int, responses: int) -> int:
     else:
         update = make_update(logprob_fn, make_estimator(HGPOConfig()), optimizer, LossConfig(), LEARNER)
         lowered = jax.jit(update, donate_argnums=0).lower(state, batch)
-    return lowered.compile().memory_analysis().temp_size_in_bytes
+    analysis: Any = lowered.compile().memory_analysis()
+    return analysis.temp_size_in_bytes
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import chex
 import jax
@@ -125,7 +126,7 @@ def test_processes_pack_the_minibatches_that_one_would(counts, minibatch_steps, 
     offset = np.concatenate([[0], np.cumsum(counts)])
     N = len(parts[0].steps.valid)
 
-    def global_steps(p: int, x: np.ndarray) -> set[int]:
+    def global_steps(p: int, x: Any) -> set[int]:
         return set((x[x >= 0] - p * N + offset[p]).tolist())
 
     assert len(parts[0].tokens) == len(lone.tokens)
