@@ -14,6 +14,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.experimental import multihost_utils
 
+from hgpo_jax import adapters
 from hgpo_jax.config import ModelConfig
 from hgpo_jax.policy.hf_config import config_json_of, read_json
 from hgpo_jax.policy.hf_layout import INDEX, SINGLE, FileTensor, file_tensors, some
@@ -49,7 +50,7 @@ def save_checkpoint(
     comes last: a folder without it was not finished.
 
     Args:
-      params: of ``Transformer(config)``, on any mesh.
+      params: of ``Transformer(config)``, on any mesh; low-rank adapters are merged into their maps.
       config: the decoder.
       folder: made if it is not there.
       source: the Hugging Face folder that training started from: its tokenizer's files and generation config
@@ -66,7 +67,7 @@ def save_checkpoint(
     folder = Path(folder)
     dtype = dtype or config.param_dtype
     description = config_json_of(config, dtype, _base_config(source, tokenizer))
-    leaves: dict[str, Any] = flatten_dict(params, sep="/")  # pyright: ignore[reportAssignmentType]
+    leaves: dict[str, Any] = flatten_dict(adapters.merged(params, config), sep="/")  # pyright: ignore[reportAssignmentType]
     tensors = list(file_tensors(config))
     _check_saved(leaves, tensors)
     _refuse_to_overwrite(folder, overwrite)

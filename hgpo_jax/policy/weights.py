@@ -44,7 +44,7 @@ def load_params(folder: str | Path, config: ModelConfig, shardings: Any = None) 
         everything on the default device.
 
     Returns:
-      The parameters of ``Transformer(config)``.
+      The parameters of ``Transformer(config)``, without adapters, which no such checkpoint has.
 
     Raises:
       ValueError: no weights, a damaged or absent shard, or tensors that are missing, extra or misshapen: all of

@@ -21,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 from several import start_several
 from transformers import AutoConfig, AutoTokenizer
 
+from hgpo_jax import adapters
 from hgpo_jax.config import MeshConfig, ModelConfig
 from hgpo_jax.policy import hf_layout
 from hgpo_jax.policy.hf_layout import FileTensor
@@ -196,6 +197,17 @@ def test_a_model_from_scratch_is_written_with_its_word_level_tokenizer(tmp_path)
         save_checkpoint(params, ModelConfig(16, 8, 8, 1, 2, 1, 4, qkv_bias=False), tmp_path / "other")
     with pytest.raises(ValueError, match="not those of the ModelConfig: layers/attention/o/kernel, "):
         save_checkpoint(params, dataclasses.replace(config, num_heads=4), tmp_path / "other")
+
+
+@pytest.mark.slow
+def test_adapters_are_merged_into_what_is_written(tmp_path):
+    config = dataclasses.replace(model_config_of(GOLDEN / "qwen2_untied"), lora_rank=2)
+    params = init_params(config, jax.random.key(0))
+    params = jax.tree_util.tree_map_with_path(lambda p, x: x + 0.1 if p[-1].key == "lora_b" else x, params)
+    save_checkpoint(params, config, tmp_path, source=GOLDEN / "qwen2_untied")
+    written = load_params(tmp_path, config)
+    chex.assert_trees_all_equal(written, adapters.merged(params, config))
+    assert not np.allclose(written["layers"]["mlp"]["up"]["kernel"], params["layers"]["mlp"]["up"]["kernel"])
 
 
 PUBLISHED = {  # vocabulary, hidden, MLP, layers, heads, key/value heads, tied, parameters
@@ -390,6 +402,7 @@ TOGETHER = """
 import sys
 from pathlib import Path
 import jax, numpy as np, pytest
+from hgpo_jax import adapters
 from hgpo_jax.config import MeshConfig
 from hgpo_jax.policy.transformer import abstract_params
 from hgpo_jax.policy.weights import load_params, model_config_of, save_checkpoint
