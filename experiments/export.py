@@ -29,12 +29,14 @@ def export(
     dtype: Literal["float32", "bfloat16"] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Args:
-    run: a folder that train.py has made.
-    out: the new folder.
-    which: checkpoint to write; best is the best on the held-out panel during training.
-    dtype: of the weights in the files; the parameters' own unless given.
-    overwrite: replace what ``out`` holds.
+    """Writes the folder.
+
+    Args:
+      run: a folder that train.py has made.
+      out: the new folder.
+      which: checkpoint to write; best is the best on the held-out panel during training.
+      dtype: of the weights in the files; the parameters' own unless given.
+      overwrite: replace what the new folder holds.
     """
     config = config_from_json(run / "config.json")
     if out.resolve() == run.resolve():
