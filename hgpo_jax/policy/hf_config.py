@@ -25,6 +25,13 @@ _ROPE_THETA = 10_000.0
 _QWEN3_HEAD_DIM = 128
 
 
+def is_hub_id(name: str | Path) -> bool:
+    """Whether ``name`` reads OWNER/NAME, and nothing of that name is here."""
+    owner, slash, model = str(name).partition("/")
+    spelled = slash and "/" not in model and not owner.startswith((".", "~"))
+    return bool(owner and model and spelled) and not Path(name).exists()
+
+
 def resolve_checkpoint(name: str | Path) -> Path:
     """The local folder of a checkpoint.
 
@@ -42,7 +49,7 @@ def resolve_checkpoint(name: str | Path) -> Path:
     from huggingface_hub.errors import HFValidationError
 
     fetch = f"fetch it with 'hf download {name} --local-dir DIR' where there is a network, and name DIR"
-    if folder.is_absolute() or folder.exists() or len(folder.parts) != 2 or str(name).startswith((".", "~")):
+    if not is_hub_id(name):
         raise ValueError(
             f"checkpoint {str(name)!r} is neither a folder nor a hub id (OWNER/NAME). If it lies on the hub, "
             f"{fetch.replace(str(name), 'OWNER/NAME')}"

@@ -12,7 +12,7 @@ from typing import Protocol
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
-from hgpo_jax.policy.hf_config import end_tokens
+from hgpo_jax.policy.hf_config import end_tokens, is_hub_id, resolve_checkpoint
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 _SHIPPED = Path(__file__).parent / "tokenizers"
@@ -156,7 +156,7 @@ def _auto_tokenizer(folder: Path):
 
 
 def load_tokenizer(path_or_name: str | Path) -> Tokenizer | ChatTokenizer:
-    """Loads a Hugging Face folder, a ``tokenizers`` JSON file, or a shipped one by its name, such as ``"frozen_lake"``.
+    """Loads a Hugging Face model's (folder or hub id), a ``tokenizers`` JSON file, or a shipped one by its name.
 
     Raises:
       ValueError: there is nothing of that name (the message lists the shipped names), or it does not load.
@@ -169,11 +169,11 @@ def load_tokenizer(path_or_name: str | Path) -> Tokenizer | ChatTokenizer:
                 raise
             except Exception as error:  # the library raises no narrower one
                 raise ValueError(f"{path} is not a tokenizers JSON file: {error}") from error
-    if Path(path_or_name).is_dir():
-        return ChatTokenizer(path_or_name)
+    if Path(path_or_name).is_dir() or is_hub_id(path_or_name):
+        return ChatTokenizer(resolve_checkpoint(path_or_name))
     shipped = ", ".join(sorted(path.stem for path in _SHIPPED.glob("*.json"))) or "none"
     raise ValueError(
-        f"no tokenizer {str(path_or_name)!r}: not a file, not a Hugging Face folder, not one of the shipped ({shipped})"
+        f"no tokenizer {str(path_or_name)!r}: not a file, no Hugging Face folder or id, not one of the shipped ({shipped})"
     )
 
 

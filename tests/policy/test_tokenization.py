@@ -2,10 +2,12 @@ import json
 import shutil
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import tokenizers
 
 from hgpo_jax.policy import tokenization
+from hgpo_jax.policy.hf_config import is_hub_id
 from hgpo_jax.policy.tokenization import Tokenizer, load_tokenizer, train_tokenizer
 
 TEXTS = ["Go up. You see ice, ice and a hole.", "go down"]
@@ -133,3 +135,10 @@ def test_folders_without_a_chat_tokenizer_say_what_is_missing(folder, tmp_path):
         load_tokenizer(tmp_path)
     with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizers JSON file"):
         load_tokenizer(folder / "tokenizer.json")
+
+
+def test_a_hub_id_is_fetched(monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(QWEN))
+    assert load_tokenizer("Qwen/Qwen2.5-0.5B-Instruct").eos_ids == (2, 0)
+    for name in ("a/b/c", "/a", "./a", "~/a", "a/", "a"):
+        assert not is_hub_id(name)
