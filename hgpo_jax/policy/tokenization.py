@@ -173,7 +173,8 @@ def load_tokenizer(path_or_name: str | Path) -> Tokenizer | ChatTokenizer:
         return ChatTokenizer(resolve_checkpoint(path_or_name))
     shipped = ", ".join(sorted(path.stem for path in _SHIPPED.glob("*.json"))) or "none"
     raise ValueError(
-        f"no tokenizer {str(path_or_name)!r}: not a file, no Hugging Face folder or id, not one of the shipped ({shipped})"
+        f"no tokenizer {str(path_or_name)!r}: not a file, no Hugging Face folder or id, and not one of the shipped "
+        f"({shipped})"
     )
 
 
