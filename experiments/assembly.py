@@ -7,18 +7,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
 from envs.core import held_out_tasks, make_vector, prompt_format
 from experiments.configs import RunConfig
+from hgpo_jax.config import MeshConfig
 from hgpo_jax.estimators import make_estimator, step_signals
-from hgpo_jax.learner.packing import pack_steps, with_logprobs
+from hgpo_jax.learner.packing import Share, pack_steps, with_logprobs
 from hgpo_jax.learner.update import init_state, make_logprobs, make_optimizer, make_update
+from hgpo_jax.policy.sampling import in_compute_dtype
 from hgpo_jax.policy.tokenization import Tokenizer, load_tokenizer
 from hgpo_jax.policy.transformer import Transformer, abstract_params, response_logprobs
-from hgpo_jax.rollout.collector import Act, collect, make_actor
-from hgpo_jax.sharding import Layout, batch_multiple, batch_shardings, make_mesh, state_shardings
+from hgpo_jax.processes import agree_max, check_mesh, gather, local_mesh, local_replica, own_share
+from hgpo_jax.rollout.collector import Act, collect, make_actor, merge_metrics
+from hgpo_jax.sharding import Layout, batch_multiple, batch_shardings, make_mesh, param_shardings, state_shardings
 from hgpo_jax.types import Metrics, StepBatch, StepSignals, TrainState, Trajectories
 
 
@@ -38,7 +43,10 @@ def signals_of(config: RunConfig, batch: Trajectories) -> StepSignals:
 
 
 class Rollouts:
-    """Environments and actor of a run, made once; ``train`` and ``evaluate`` collect with them."""
+    """Environments and actor of a run, made once; ``train`` and ``evaluate`` collect with them.
+
+    Several processes share the tasks: each returns the batch of its own, and all the same metrics, of all of them.
+    """
 
     def __init__(self, config: RunConfig):
         self.config = config
@@ -48,8 +56,13 @@ class Rollouts:
                 f"tokenizer {config.tokenizer!r} has {self.tokenizer.vocab_size} tokens, but model.vocab_size is "
                 f"{config.model.vocab_size}: set model.vocab_size to at least the former"
             )
+        tasks, processes = config.rollout.tasks, jax.process_count()
+        if tasks % processes:
+            raise ValueError(
+                f"rollout.tasks is {tasks}, which {processes} processes cannot share: take a multiple of it"
+            )
         self._act = make_actor(config.model, self.tokenizer, config.rollout)
-        self._envs = make_vector(config.env, config.rollout.tasks * config.rollout.group_size, **config.env_options)
+        self._envs = make_vector(config.env, tasks // processes * config.rollout.group_size, **config.env_options)
 
     def train(self, params: Any, first_task: int, key: jax.Array) -> tuple[Trajectories, Metrics]:
         """``rollout.tasks`` new tasks, ``rollout.group_size`` rollouts of each."""
@@ -71,11 +84,16 @@ class Rollouts:
     def _collect(
         self, act: Act, params: Any, tasks: Sequence[int], group_size: int, key: jax.Array, split: str, sampling: Any
     ) -> tuple[Trajectories, Metrics]:
-        return collect(
+        if len(tasks) < jax.process_count():
+            raise ValueError(
+                f"{jax.process_count()} processes cannot share {len(tasks)} tasks: each needs one at least"
+            )
+        own = own_share(len(tasks))
+        batch, metrics = collect(
             act,
             params,
             self._envs,
-            tasks,
+            tasks[own.start : own.stop],
             group_size,
             self.config.rollout,
             key,
@@ -83,7 +101,10 @@ class Rollouts:
             sampling=sampling,
             format_prompt=prompt_format(self.config.env),
             tokenizer=self.tokenizer,
+            first_episode=own.start * group_size,
         )
+        parts = gather(list(metrics.values()))
+        return batch, merge_metrics([dict(zip(metrics, part, strict=True)) for part in parts])
 
 
 class Learner:
@@ -91,13 +112,18 @@ class Learner:
 
     def __init__(self, config: RunConfig):
         self.config = config
-        mesh_size = config.mesh
-        single = (mesh_size.data, mesh_size.fsdp, mesh_size.tensor) == (1, 1, 1)
-        self.mesh: Mesh | None = None if single else make_mesh(mesh_size)
+        self.mesh: Mesh | None = None if config.mesh == MeshConfig() else make_mesh(config.mesh)
+        check_mesh(self.mesh)
         self.optimizer: optax.GradientTransformation = make_optimizer(config.optimizer)
-        shardings = (
-            None if self.mesh is None else state_shardings(abstract_params(config.model), self.optimizer, self.mesh)
-        )
+        abstract = abstract_params(config.model)
+        shardings = None if self.mesh is None else state_shardings(abstract, self.optimizer, self.mesh)
+        self._sampling_shardings: Any = None
+        if self.mesh is not None:
+            sampling_mesh = local_mesh(MeshConfig(data=-1, tensor=config.rollout.tensor), self.mesh)
+            self._sampling_shardings = param_shardings(abstract, sampling_mesh)
+        elif config.rollout.tensor != 1:
+            raise ValueError(f"rollout.tensor is {config.rollout.tensor}, but without a mesh there is one device")
+        self._sampling_cast = functools.partial(in_compute_dtype, config=config.model)
         model = Transformer(config.model, None if self.mesh is None else Layout(self.mesh))
         self.logprob_fn = functools.partial(
             response_logprobs, model, temperature=config.rollout.train_sampling.temperature
@@ -123,8 +149,27 @@ class Learner:
             # A copy, since the update is given the state's own buffers.
             self.reference = jax.tree.map(lambda x: x.copy(), params)
 
+    def sampling_params(self, params: Any = None) -> Any:
+        """The state's parameters, or others, for the sampler: a copy on this process's devices where there is a mesh.
+
+        So processes whose episodes differ in length need not wait for each other. All have to call it together.
+        """
+        params = self.state.params if params is None else params
+        if self._sampling_shardings is None:
+            return params
+        return local_replica(params, self._sampling_shardings, self._sampling_cast)
+
+    def sampling_key(self) -> jax.Array:
+        """The key of the rollout that comes next, typed []."""
+        data = jax.random.key_data(jax.random.fold_in(self.state.key, 0))
+        return jax.random.wrap_key_data(jnp.asarray(np.asarray(data)))  # this process's own
+
     def pack(self, batch: Trajectories, seed: tuple[int, int]) -> StepBatch:
-        """The recorded batch as token rows, with the log-probabilities that the loss compares with."""
+        """The recorded batch as token rows, with the log-probabilities that the loss compares with.
+
+        In several processes each passes its own part, and gets arrays of all of them together.
+        """
+        steps, processes, own = gather(batch.num_steps), jax.process_count(), jax.process_index()
         packed = pack_steps(
             batch.prompt_tokens,
             batch.response_tokens,
@@ -132,10 +177,11 @@ class Learner:
             signals_of(self.config, batch),
             config=self.config.learner,
             seed=seed,
-            row_multiple=batch_multiple(self.mesh),
+            row_multiple=batch_multiple(self.mesh) // processes,
+            share=Share(own, int(steps[:own].sum()), int(steps.sum()), agree_max),
         )
         if self.mesh is not None:
-            packed = jax.device_put(packed, batch_shardings(packed, self.mesh))
+            packed = jax.make_array_from_process_local_data(batch_shardings(packed, self.mesh), packed)
         if self.reference is not None:
             packed = with_logprobs(packed, ref=self._logprobs(self.reference, packed))
         return packed
@@ -152,10 +198,12 @@ class Learner:
         self.state, metrics = self._update(self.state, packed)
         metrics = jax.device_get(metrics)
         if metrics["nonfinite_step"] >= 0:
-            i = int(metrics["nonfinite_step"])
+            process, i = divmod(int(metrics["nonfinite_step"]), packed.steps.valid.shape[0] // jax.process_count())
+            where = f"step {i} of process {process}"
+            if process == jax.process_index():
+                where = f"step {i} (trajectory {batch.trajectory[i]}, step {batch.step[i]})"
             raise FloatingPointError(
-                f"iteration {iteration}: step {i} (trajectory {batch.trajectory[i]}, step {batch.step[i]}) gave a "
-                "value that is not finite; its optimizer step was not taken. Lower optimizer.learning_rate, or look "
-                "at the batch: --dump-rollouts writes it"
+                f"iteration {iteration}: {where} gave a value that is not finite; its optimizer step was not taken. "
+                "Lower optimizer.learning_rate, or look at the batch: --dump-rollouts writes it"
             )
         return metrics

@@ -44,6 +44,7 @@ def evaluate(
     learner, rollouts = Learner(config), Rollouts(config)
     with Checkpoints(run / "checkpoints") as checkpoints:
         params, _ = checkpoints.restore_params(learner.state.params, which)
+    params = learner.sampling_params(params)
     passes = [rollouts.evaluate(params, tasks, seed)[1] for seed in seeds]
     figures = {name: [float(metrics[name]) for metrics in passes] for name in REPORTED}
     record = {"which": which, "tasks": tasks, "seeds": list(seeds), "metrics": figures}

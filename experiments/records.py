@@ -24,10 +24,14 @@ class Records:
       directory: of the run.
       resume_at: drop what is recorded for later iterations, so that a resumed run leaves one line for each.
       wandb: also log there (extra ``wandb``).
+      writes: False in all processes but one, of several.
     """
 
-    def __init__(self, directory: Path, resume_at: int | None = None, wandb: bool = False):
+    def __init__(self, directory: Path, resume_at: int | None = None, wandb: bool = False, writes: bool = True):
         self.path = directory / "metrics.jsonl"
+        self._writes = writes
+        if not writes:
+            return
         kept = [] if resume_at is None else [r for r in self.read() if r["iteration"] <= resume_at]
         self.path.write_text("".join(json.dumps(row) + "\n" for row in kept))
         purge = None if resume_at is None else resume_at + 1
@@ -37,6 +41,8 @@ class Records:
     def add(self, iteration: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Writes one iteration; arrays (per-level diagnostics) go to metrics.jsonl as lists."""
         row = {"iteration": iteration} | {k: np.asarray(v).tolist() for k, v in metrics.items()}
+        if not self._writes:
+            return row
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         scalars = {k: v for k, v in row.items() if not isinstance(v, list)}
@@ -53,6 +59,8 @@ class Records:
 
     def close(self) -> None:
         """Flushes everything."""
+        if not self._writes:
+            return
         self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
@@ -81,6 +89,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.platform(),
         "devices": [str(device) for device in jax.devices()],
+        "processes": jax.process_count(),
         "versions": {name: importlib.metadata.version(name) for name in names},
     }
 

@@ -20,6 +20,7 @@ from rich.table import Table
 from experiments.assembly import Learner, signals_of
 from experiments.configs import EstimatorName, RunConfig, config_from_json
 from experiments.console import CONSOLE
+from experiments.rollout_files import load_rollouts
 from hgpo_jax.estimators import make_estimator
 from hgpo_jax.learner.checkpoint import Checkpoints
 from hgpo_jax.types import Metrics, Trajectories
@@ -44,11 +45,7 @@ def replay(
       update: also take one update with the latest checkpoint's state.
     """
     config = config_from_json(run / "config.json")
-    path = run / "rollouts" / f"{iteration:05d}.npz"
-    if not path.exists():
-        kept = ", ".join(str(int(file.stem)) for file in sorted((run / "rollouts").glob("*.npz")))
-        raise ValueError(f"{path} is missing: train with --dump-rollouts; batches kept: {kept or 'none'}")
-    batch = Trajectories.load(path)
+    batch = load_rollouts(run, iteration)
     names = get_args(EstimatorName)
     advantages = {name: advantages_of(dataclasses.replace(config, estimator=name), batch) for name in names}
     table = Table(title=f"iteration {iteration}: {batch.num_steps} steps")

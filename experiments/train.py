@@ -4,6 +4,7 @@
     python -m experiments.train NAME --seed 1            another config; every field can be overridden
     python -m experiments.train --estimator gigpo        hgpo | gigpo | grpo | rloo | reinforce
     python -m experiments.train --resume runs/NAME       go on from the last checkpoint
+    python -m experiments.train NAME --processes.auto    on every host of a TPU slice, or in every task of Slurm
 
 A run's folder holds config.json, environment.json, metrics.jsonl, tensorboard/, checkpoints/, learning_curve.png.
 """
@@ -26,8 +27,19 @@ from experiments.assembly import Learner, Rollouts
 from experiments.configs import RunConfig, changed_fields, config_from_json, config_to_json, load_config
 from experiments.console import CONSOLE, count_compilations, progress_bar, stop_requests, summarise
 from experiments.records import Records, draw_learning_curve, environment
+from experiments.rollout_files import save_rollouts
 from experiments.warm_start import warm_start
 from hgpo_jax.learner.checkpoint import Checkpoints
+from hgpo_jax.processes import (
+    ProcessesConfig,
+    agree_max,
+    gather,
+    is_lead,
+    process_number,
+    require_alike,
+    start_processes,
+)
+from hgpo_jax.watchdog import Watchdog, leave
 
 PROFILED = 3  # the first iteration, counted from the start of the process, that compiles (almost) nothing
 
@@ -42,50 +54,68 @@ class TrainCommand:
     dump_rollouts: bool = False  # write each iteration's batch to <directory>/rollouts, for experiments.replay
     profile: bool = False  # write a JAX trace of one warm iteration to <directory>/profile
     wandb: bool = False  # also log to Weights & Biases
+    processes: ProcessesConfig = ProcessesConfig()
 
 
 def train(command: TrainCommand) -> Path:
     """Trains as ``command.run`` says and returns the run's folder."""
+    start_processes(command.processes)
+    CONSOLE.quiet = not is_lead()
+    with Watchdog(command.processes.deadline, process_number()) as watchdog, watchdog.failing_together():
+        return _train(command, watchdog)
+
+
+def _train(command: TrainCommand, watchdog: Watchdog) -> Path:
     run, resume = command.run, command.resume
     started, compilations = time.perf_counter(), count_compilations()
     where = resume or command.directory or _default_directory(run)
+    require_alike("configuration or directory", json.dumps([config_to_json(run), str(where), bool(resume)]))
     learner, rollouts = Learner(run), Rollouts(run)
-    with Checkpoints(where / "checkpoints") as checkpoints, stop_requests() as stop:
+    with Checkpoints(where / "checkpoints") as checkpoints, stop_requests() as requests:
         iteration, next_task = _begin(run, where, learner, rollouts, checkpoints, resume is not None)
-        records = Records(where, iteration if resume else None, command.wandb)
+        records = Records(where, iteration if resume else None, command.wandb, writes=is_lead())
         if not resume:
+            watchdog.feed("evaluation", 0)
             row = records.add(0, _evaluation(rollouts, learner))
             _save(checkpoints, learner, run, row, next_task)
-        first = iteration
+        first, stop = iteration, False
         with progress_bar(run, iteration) as show:
             while iteration < run.iterations and not stop:
                 iteration += 1
-                tracing = command.profile and iteration == min(first + PROFILED, run.iterations)
+                tracing = command.profile and is_lead() and iteration == min(first + PROFILED, run.iterations)
                 with jax.profiler.trace(str(where / "profile")) if tracing else contextlib.nullcontext():
-                    batch, metrics = rollouts.train(
-                        learner.state.params, next_task, jax.random.fold_in(learner.state.key, 0)
-                    )
+                    watchdog.feed("rollout", iteration)
+                    batch, metrics = rollouts.train(learner.sampling_params(), next_task, learner.sampling_key())
                     if command.dump_rollouts:
-                        (where / "rollouts").mkdir(exist_ok=True)
-                        batch.save(where / "rollouts" / f"{iteration:05d}.npz")
+                        save_rollouts(batch, where, iteration)
+                    watchdog.feed("update", iteration)
                     row = {f"train/{k}": v for k, v in metrics.items()} | _update(learner, batch, iteration)
                 next_task += run.rollout.tasks
                 last = iteration == run.iterations
                 if last or iteration % run.evaluation.every == 0:
+                    watchdog.feed("evaluation", iteration)
                     row |= _evaluation(rollouts, learner)
                 row = records.add(iteration, row)
                 show(row)
+                watchdog.feed("checkpoint", iteration)
+                stop = agree_max([len(requests)])[0] > 0  # whichever process was asked
                 if last or stop or iteration % run.checkpoint_every == 0:
                     _save(checkpoints, learner, run, row, next_task)
     records.close()
+    if is_lead():
+        _finish(run, where, iteration, records, time.perf_counter() - started, len(compilations))
+    agree_max([iteration])  # leave together: who comes to the exit first waits 20 s at most
+    return where
+
+
+def _finish(run: RunConfig, where: Path, iteration: int, records: Records, seconds: float, compiled: int) -> None:
     if iteration < run.iterations:
         CONSOLE.print(f"Stopped after iteration {iteration}; it is saved. Go on with:")
         CONSOLE.print(f"  python -m experiments.train --resume {where}", soft_wrap=True)
-        return where
+        return
     figure = where / "learning_curve.png"
     draw_learning_curve(records.read(), f"{run.estimator} on {run.env}, seed {run.seed}", figure)
-    summarise(run, records.read(), figure, time.perf_counter() - started, len(compilations))
-    return where
+    summarise(run, records.read(), figure, seconds, compiled)
 
 
 def _begin(
@@ -106,8 +136,9 @@ def _begin(
     if resuming:
         learner.state, meta = checkpoints.restore(learner.state)
         iteration, next_task = checkpoints.iterations()[-1], meta["next_task"]
-    (where / "config.json").write_text(json.dumps(config_to_json(run), indent=2))
-    (where / "environment.json").write_text(json.dumps(environment(), indent=2))
+    if is_lead():
+        (where / "config.json").write_text(json.dumps(config_to_json(run), indent=2))
+        (where / "environment.json").write_text(json.dumps(environment(), indent=2))
     return iteration, next_task
 
 
@@ -123,7 +154,8 @@ def _update(learner: Learner, batch: Any, iteration: int) -> dict[str, Any]:
     start = time.perf_counter()
     metrics = learner.learn(batch, iteration)
     if metrics["signal_share"] == 0:
-        returns_equal = len(set(batch.reward.tolist())) == 1 and batch.action_valid.all()
+        lowest, highest, valid = gather([batch.reward.min(), batch.reward.max(), batch.action_valid.all()]).T
+        returns_equal = lowest.min() == highest.max() and valid.all()
         why = "every return is the same" if returns_equal else "no two steps that share a group differ in return"
         CONSOLE.print(f"iteration {iteration}: no advantage in the whole batch ({why}); the update is skipped")
     # Per-step arrays stay out of the log: baselines [L, N] are for the laboratory.
@@ -140,7 +172,7 @@ def _save(checkpoints: Checkpoints, learner: Learner, run: RunConfig, row: dict[
 
 
 def _evaluation(rollouts: Rollouts, learner: Learner) -> dict[str, Any]:
-    _, metrics = rollouts.evaluate(learner.state.params)
+    _, metrics = rollouts.evaluate(learner.sampling_params())
     return {f"eval/{k}": v for k, v in metrics.items()}
 
 
@@ -167,8 +199,9 @@ def main(argv: list[str] | None = None) -> None:
             base = load_config(args.pop(0) if named else "frozen_lake")
         train(tyro.cli(TrainCommand, args=args, default=TrainCommand(run=base), description=__doc__))
     except (ValueError, FloatingPointError) as error:
+        CONSOLE.quiet = False
         CONSOLE.print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)
-        sys.exit(2)
+        leave(2, process_number())
 
 
 if __name__ == "__main__":

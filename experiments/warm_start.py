@@ -37,7 +37,7 @@ def warm_start(learner: Learner, rollouts: Rollouts, first_task: int) -> list[fl
     update = make_supervised_update(learner.logprob_fn, optimizer, config.learner)
     params = jax.tree.map(lambda x: x.copy(), learner.state.params)
     opt_state = jax.jit(optimizer.init)(params)
-    act = _by_lot(rollouts, np.random.default_rng([config.seed, first_task]))
+    act = _by_lot(rollouts, config.seed)
     losses: list[float] = []
     for i in range(settings.batches):
         tasks = range(first_task + i * config.rollout.tasks, first_task + (i + 1) * config.rollout.tasks)
@@ -49,11 +49,12 @@ def warm_start(learner: Learner, rollouts: Rollouts, first_task: int) -> list[fl
     return losses
 
 
-def _by_lot(rollouts: Rollouts, rng: np.random.Generator) -> Act:
+def _by_lot(rollouts: Rollouts, seed: int) -> Act:
+    """Draws each row's reply by its key, so that a row's reply does not depend on the rows beside it."""
     tokenizer, env = rollouts.tokenizer, rollouts.config.env
 
-    def act(_params: object, prompts: Sequence[np.ndarray], _keys: np.ndarray, _: SamplingConfig) -> list[Reply]:
-        texts = [random_reply(env)(rng) for _ in prompts]
+    def act(_params: object, _prompts: Sequence[np.ndarray], keys: np.ndarray, _: SamplingConfig) -> list[Reply]:
+        texts = [random_reply(env)(np.random.default_rng([seed, *key])) for key in keys]
         replies = [np.array([*tokenizer.encode(text), tokenizer.eos_ids[0]], np.int32) for text in texts]
         return [(reply, np.zeros(len(reply), np.float32)) for reply in replies]
 

@@ -19,6 +19,7 @@ from experiments.assembly import Learner
 from experiments.configs import config_from_json, config_to_json, load_config
 from experiments.console import count_compilations
 from experiments.records import Records
+from experiments.rollout_files import load_rollouts
 from hgpo_jax.learner.checkpoint import Checkpoints
 from hgpo_jax.types import Trajectories
 
@@ -100,7 +101,7 @@ def test_ctrl_c_saves_and_says_how_to_resume(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_recorded_batch_replays_estimators_and_an_update(finished: Path) -> None:
     config = config_from_json(finished / "config.json")
-    batch = Trajectories.load(finished / "rollouts" / "00001.npz")
+    batch = load_rollouts(finished, 1)
     advantages = replay.advantages_of(config, batch)
     chex.assert_shape(advantages, (batch.num_steps,))
     # The figure logged while training is that of the same steps, packed in another order.
@@ -110,7 +111,9 @@ def test_recorded_batch_replays_estimators_and_an_update(finished: Path) -> None
 
 @pytest.mark.slow
 def test_a_batch_that_was_not_kept(finished: Path) -> None:
-    with pytest.raises(ValueError, match=r"00012.npz is missing: train with --dump-rollouts; batches kept: 1, 2, 3, 4"):
+    with pytest.raises(
+        ValueError, match=r"no batch of iteration 12 in .*: train with --dump-rollouts; batches kept: 1, 2, 3, 4"
+    ):
         replay.replay(finished, 12)
 
 
@@ -235,6 +238,8 @@ def test_wandb_gets_every_scalar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (["--hgpo.alpha", "-1"], "alpha"),
         (["--hgpo.context-length", "-1"], "context_length"),
         (["--rollout.train-sampling.temperature", "0"], "temperature must be above 0"),
+        (["--rollout.tensor", "2"], "rollout.tensor is 2, but without a mesh there is one device"),
+        (["--mesh.fsdp", "8", "--rollout.tensor", "3"], "does not use the 8 devices of a process"),
     ],
 )
 def test_bad_settings_name_the_remedy(
