@@ -133,11 +133,10 @@ class Learner:
             make_estimator(config.estimator_config),
             self.optimizer,
             config.loss,
-            config.learner,
             mesh=self.mesh,
             shardings=shardings,
         )
-        self._logprobs = make_logprobs(self.logprob_fn, config.learner, mesh=self.mesh)
+        self._logprobs = make_logprobs(self.logprob_fn, mesh=self.mesh)
         self.state: TrainState = init_state(config.model, self.optimizer, jax.random.key(config.seed), self.mesh)
         self.reference: Any = None
         self.start_from(self.state.params)

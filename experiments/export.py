@@ -42,8 +42,7 @@ def export(
     if out.resolve() == run.resolve():
         raise ValueError(f"{out} is the run itself; name another folder for the export")
     # Tokenizer and generation config come from where training started, or are made from the run's own tokenizer.
-    init = getattr(config, "init", "")
-    source = resolve_checkpoint(init) if init else None
+    source = resolve_checkpoint(config.init) if config.init else None
     tokenizer = None if source else load_tokenizer(config.tokenizer)
     boxed = abstract_params(config.model)
     target = jax.tree.map(

@@ -34,7 +34,7 @@ def warm_start(learner: Learner, rollouts: Rollouts, first_task: int) -> list[fl
     """
     config, settings = learner.config, learner.config.warm_start
     optimizer = make_optimizer(OptimizerConfig(learning_rate=settings.learning_rate, weight_decay=0.0))
-    update = make_supervised_update(learner.logprob_fn, optimizer, config.learner)
+    update = make_supervised_update(learner.logprob_fn, optimizer)
     params = jax.tree.map(lambda x: x.copy(), learner.state.params)
     opt_state = jax.jit(optimizer.init)(params)
     act = _by_lot(rollouts, config.seed)
@@ -56,6 +56,6 @@ def _by_lot(rollouts: Rollouts, seed: int) -> Act:
     def act(_params: object, _prompts: Sequence[np.ndarray], keys: np.ndarray, _: SamplingConfig) -> list[Reply]:
         texts = [random_reply(env)(np.random.default_rng([seed, *key])) for key in keys]
         replies = [np.array([*tokenizer.encode(text), tokenizer.eos_ids[0]], np.int32) for text in texts]
-        return [(reply, np.zeros(len(reply), np.float32)) for reply in replies]
+        return [Reply(reply, np.zeros(len(reply), np.float32), cut=False) for reply in replies]
 
     return act

@@ -117,7 +117,9 @@ class LearnerConfig:
     """How a batch is cut into optimizer steps and rows."""
 
     minibatch_steps: int = 256  # environment steps per optimizer step
-    accumulation: int = 1  # parts a mini-batch's rows are cut into; changes memory, not the result
+    # Rows that a device takes at a time, the gradients of a mini-batch's parts summed; None takes all of them at once.
+    # Changes memory and time, not the result.
+    rows_per_device: int | None = None
     row_length: int = 512  # tokens in a packed row; at least the longest prompt plus response
     old_logprob: Literal["behavior", "recompute"] = "recompute"
 

@@ -106,7 +106,7 @@ def update_once(model: ModelConfig, mesh_shape=None):
         batch = jax.device_put(batch, batch_shardings(batch, mesh))
     logprob_fn = functools.partial(response_logprobs, Transformer(model, layout))
     loss, reinforce = LossConfig(kl_coef=0.0), make_estimator(ReinforceConfig())
-    update = make_update(logprob_fn, reinforce, optimizer, loss, learner, mesh=mesh, shardings=shardings)
+    update = make_update(logprob_fn, reinforce, optimizer, loss, mesh=mesh, shardings=shardings)
     state, metrics = update(state, batch)
     return before, jax.device_get(state), jax.device_get(metrics)
 

@@ -52,7 +52,8 @@ class RunConfig:
     """Everything that decides a run's result."""
 
     model: ModelConfig
-    tokenizer: str  # a shipped tokenizer's name, or a path
+    tokenizer: str  # a shipped tokenizer's name, a path, or a Hugging Face model's folder or hub id
+    init: str = ""  # the folder or hub id of a Hugging Face model to start from; "" draws random weights
     env: str = "hgpo/FrozenLakeText-v0"
     env_options: dict[str, int] = dataclasses.field(default_factory=dict)
     iterations: int = 160

@@ -51,7 +51,7 @@ def pack_steps(
       behavior_logprob: n float arrays, as long as the response: log-probabilities under the sampling policy. They
         also serve as the old ones, until ``with_logprobs`` puts others there.
       signals: of the n steps in the same order; may be padded, with ``valid`` False from entry n on.
-      config: mini-batch size, accumulation and row length.
+      config: mini-batch size, rows per device and row length.
       seed: of the shuffle; a sequence of ints (run, iteration) is taken as well.
       row_multiple: this process's devices along the mesh's batch axes; it divides B and N.
       share: where several processes pack one batch, this one's part.
@@ -63,9 +63,9 @@ def pack_steps(
       ValueError: a setting below 1, lengths that disagree, an empty prompt or response, a step longer than a row, a
         log-probability or signal that is not finite; the message names the step.
     """
-    for name in ("minibatch_steps", "accumulation", "row_length"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"LearnerConfig.{name} is {getattr(config, name)}, but has to be 1 or more")
+    for name in ("minibatch_steps", "rows_per_device", "row_length"):
+        if (setting := getattr(config, name)) is not None and setting < 1:
+            raise ValueError(f"LearnerConfig.{name} is {setting}, but has to be 1 or more")
     lengths = _check_steps(prompt_tokens, response_tokens, behavior_logprob, config.row_length)
     n, T = len(lengths), config.row_length
     response_lengths = np.array([len(response) for response in response_tokens])
@@ -80,14 +80,14 @@ def pack_steps(
         rows_needed = max(rows_needed, int(row_of_step[steps].max()) + 1)
         room_needed = max(room_needed, int(np.bincount(row_of_step[steps], response_lengths[steps]).max()))
     rows_needed, room_needed, steps_needed = share.agree([rows_needed, room_needed, n])
-    rows = _bucket(rows_needed, config.accumulation * row_multiple)
+    A, B = _parts(rows_needed, config.rows_per_device, row_multiple)
     C = min(_bucket(room_needed, 16), T)
     N = _power_of_two(steps_needed, math.lcm(16, row_multiple))
     for m, steps in enumerate(members):
-        row_of_step[steps] += m * rows
+        row_of_step[steps] += m * A * B
 
     segments = [np.concatenate(pair) for pair in zip(prompt_tokens, response_tokens, strict=True)]
-    shape = (M, config.accumulation, rows // config.accumulation, T)
+    shape = (M, A, B, T)
     at = _flat_positions(row_of_step * T + start_of_step, lengths)
     in_segment = _flat_positions(np.zeros(n, np.int64), lengths)
     respond = in_segment >= np.repeat(lengths - response_lengths, lengths)
@@ -204,6 +204,14 @@ def _first_fit_decreasing(lengths: np.ndarray, row_length: int) -> tuple[np.ndar
         start[i] = used[row[i]]
         used[row[i]] += lengths[i]
     return row, start
+
+
+def _parts(rows: int, rows_per_device: int | None, devices: int) -> tuple[int, int]:
+    """Parts and rows of each that hold ``rows``."""
+    if rows_per_device is None:
+        return 1, _bucket(rows, devices)
+    size = min(rows_per_device * devices, _bucket(rows, devices))
+    return _bucket(-(-rows // size), 1), size
 
 
 def _bucket(needed: int, multiple: int) -> int:

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hgpo_jax.config import LearnerConfig
 from hgpo_jax.learner.update import Block, LogprobFn, predict, token_arrays
 from hgpo_jax.types import StepBatch
 
@@ -17,16 +16,16 @@ from hgpo_jax.types import StepBatch
 def make_supervised_update(
     logprob_fn: LogprobFn,
     optimizer: optax.GradientTransformation,
-    learner: LearnerConfig,
 ) -> Callable[[Any, Any, StepBatch], tuple[Any, Any, jax.Array]]:
     """``update(params, opt_state, batch) -> (params, opt_state, loss)``, one jit, the first two donated.
 
     The loss of a mini-batch is -mean of log p(token | what precedes it) over its response tokens; each takes one
-    optimizer step, its gradient summed over ``learner.accumulation`` parts. Empty mini-batches take none. ``loss``
+    optimizer step, its gradient summed over its parts. Empty mini-batches take none. ``loss``
     f32 [] is the mean over the mini-batches that are not empty, in nats a token.
 
     Args:
-      logprob_fn: the policy. optimizer: any of optax's. learner: accumulation.
+      logprob_fn: the policy.
+      optimizer: any of optax's.
     """
 
     def part_loss(params: Any, part: Block, num_tokens: jax.Array) -> jax.Array:
@@ -51,7 +50,7 @@ def make_supervised_update(
             )
             return (params, opt_state), loss
 
-        blocks = token_arrays(batch, learner.accumulation)
+        blocks = token_arrays(batch)
         (params, opt_state), loss_M = jax.lax.scan(minibatch, (params, opt_state), blocks)
         used = blocks["loss_mask"].any(axis=(1, 2, 3)).sum()
         return params, opt_state, loss_M.sum() / jnp.maximum(used, 1)

@@ -13,7 +13,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hgpo_jax import adapters
-from hgpo_jax.config import LearnerConfig, LossConfig, ModelConfig, OptimizerConfig
+from hgpo_jax.config import LossConfig, ModelConfig, OptimizerConfig
 from hgpo_jax.learner.losses import policy_loss, token_weights
 from hgpo_jax.policy import transformer
 from hgpo_jax.sharding import BATCH_AXES, state_shardings
@@ -97,7 +97,6 @@ def make_update(
     estimator: Estimator,
     optimizer: optax.GradientTransformation,
     loss: LossConfig,
-    learner: LearnerConfig,
     *,
     mesh: Mesh | None = None,
     shardings: TrainState | None = None,
@@ -105,7 +104,7 @@ def make_update(
     """``update(state, batch) -> (state, metrics)``, one jit whose first argument is donated.
 
     Advantages come from the whole batch. Then every mini-batch takes one optimizer step, its gradient summed
-    over ``learner.accumulation`` parts. No step is taken, parameters and optimizer untouched, by
+    over its parts. No step is taken, parameters and optimizer untouched, by
 
     - an empty mini-batch (padding; its passes are not run either),
     - every mini-batch, when no step has an advantage or a return or advantage is not finite,
@@ -130,12 +129,12 @@ def make_update(
 
     Args:
       logprob_fn: the policy. estimator: the method. optimizer: from ``make_optimizer``.
-      loss: clips, coefficients, aggregation. learner: accumulation.
+      loss: clips, coefficients, aggregation.
       mesh: None for a single device; otherwise pass ``shardings`` too.
       shardings: of the state, from ``state_shardings``.
 
     Raises:
-      ValueError: ``mesh`` without ``shardings`` or the reverse; at the first call, a batch of other parts.
+      ValueError: ``mesh`` without ``shardings`` or the reverse.
     """
     if (mesh is None) != (shardings is None):
         raise ValueError("make_update takes mesh and shardings together, or neither")
@@ -169,7 +168,7 @@ def make_update(
             )
             return (trained, opt_state), metrics
 
-        blocks = token_arrays(batch, learner.accumulation)
+        blocks = token_arrays(batch)
         (trained, opt_state), stacked = jax.lax.scan(minibatch, (trained, state.opt_state), blocks)
         metrics = summary | _average(stacked, bad_step) | {f"estimator/{k}": v for k, v in diagnostics.items()}
         new_state = dataclasses.replace(
@@ -188,9 +187,7 @@ def make_update(
     return jax.jit(update, donate_argnums=0, out_shardings=(shardings, replicated))
 
 
-def make_logprobs(
-    logprob_fn: LogprobFn, learner: LearnerConfig, *, mesh: Mesh | None = None
-) -> Callable[[Any, StepBatch], jax.Array]:
+def make_logprobs(logprob_fn: LogprobFn, *, mesh: Mesh | None = None) -> Callable[[Any, StepBatch], jax.Array]:
     """``logprobs(params, batch) -> f32 [M, A, B, T]``, 0 outside the loss mask: for old and reference policies.
 
     Blocks of the same size as in the update run one after the other; the empty ones are skipped.
@@ -208,7 +205,7 @@ def make_logprobs(
         def minibatch(_: None, block: Block) -> tuple[None, jax.Array]:
             return jax.lax.scan(part, None, block)
 
-        return jax.lax.scan(minibatch, None, token_arrays(batch, learner.accumulation))[1]
+        return jax.lax.scan(minibatch, None, token_arrays(batch))[1]
 
     if mesh is None:
         return jax.jit(logprobs)
@@ -222,14 +219,8 @@ def _decayed(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(decayed, params)
 
 
-def token_arrays(batch: StepBatch, accumulation: int) -> Block:
+def token_arrays(batch: StepBatch) -> Block:
     """The arrays [M, A, B, ..] that an update scans over."""
-    parts = batch.tokens.shape[1]
-    if parts != accumulation:
-        raise ValueError(
-            f"the batch has {parts} parts to a mini-batch, LearnerConfig.accumulation is {accumulation}: pack with the "
-            "same LearnerConfig"
-        )
     return {name: getattr(batch, name) for name in _TOKEN_ARRAYS}
 
 
@@ -307,8 +298,13 @@ def _minibatch_gradient(
                 total = jax.lax.with_sharding_constraint(total, param_sharding)
             return total, metrics
 
+        def accumulate_if_any(total: Any, part: Block) -> tuple[Any, Metrics]:
+            shapes = jax.eval_shape(accumulate, total, part)[1]
+            nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes) | {"bad_step": jnp.int32(_NO_STEP)}
+            return jax.lax.cond(part["loss_mask"].any(), accumulate, lambda total, _: (total, nothing), total, part)
+
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape), trained)
-        grads, parts = jax.lax.scan(accumulate, zeros, weighted)
+        grads, parts = jax.lax.scan(accumulate_if_any, zeros, weighted)
         bad_step = parts.pop("bad_step").min()
         metrics = {k: v.max() if k.endswith("_max") else v.sum() for k, v in parts.items()}
         metrics["grad_norm"] = metrics["grad_norm_max"] = optax.tree.norm(grads)

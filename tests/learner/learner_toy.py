@@ -99,10 +99,10 @@ def make_batch(config: LearnerConfig, n: int = 22, seed: int = 0, row_multiple: 
     return with_logprobs(batch, ref=ref)
 
 
-def recut(batch: StepBatch, accumulation: int) -> StepBatch:
+def recut(batch: StepBatch, parts: int) -> StepBatch:
     """The same rows in another number of parts."""
     cut = {
-        field.name: x.reshape(len(x), accumulation, -1, x.shape[-1])
+        field.name: x.reshape(len(x), parts, -1, x.shape[-1])
         for field in dataclasses.fields(batch)
         if field.name != "steps" and (x := getattr(batch, field.name)) is not None
     }

@@ -111,7 +111,7 @@ def test_without_evaluations_the_latest_is_the_best(tmp_path, target):
 def test_the_state_may_be_donated_right_after_save(tmp_path, target):
     """The save goes on in the background while the next update overwrites the arrays."""
     learner = LearnerConfig(minibatch_steps=8, row_length=16)
-    update = make_update(toy.logprobs, toy.score_estimator, OPTIMIZER, LossConfig(), learner)
+    update = make_update(toy.logprobs, toy.score_estimator, OPTIMIZER, LossConfig())
     state, _ = update(target, toy.make_batch(learner))
     expected = bits(state)
     with Checkpoints(tmp_path) as checkpoints:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from hgpo_jax.config import HGPOConfig, LearnerConfig, LossConfig, ModelConfig, OptimizerConfig
+from hgpo_jax.config import HGPOConfig, LossConfig, ModelConfig, OptimizerConfig
 from hgpo_jax.estimators import make_estimator
 from hgpo_jax.learner.update import init_state, make_logprobs, make_optimizer, make_update
 from hgpo_jax.policy import transformer
@@ -25,7 +25,7 @@ MODEL = ModelConfig(
     attention="blockwise",
     remat="layer",
 )
-LEARNER = LearnerConfig(accumulation=2)
+PARTS = 2
 PARAMETERS = 4 * (MODEL.vocab_size * MODEL.hidden_size + 2 * 10_000)
 
 
@@ -35,7 +35,7 @@ def batch_of(rows: int, length: int, responses: int) -> StepBatch:
     def array(dtype: type, *shape: int) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype)
 
-    tokens, steps = (1, LEARNER.accumulation, rows, length), 16
+    tokens, steps = (1, PARTS, rows, length), 16
     ints, floats = array(np.int32, *tokens), array(np.float32, *tokens)
     ids, values = array(np.int32, steps), array(np.float32, steps)
     signals = StepSignals(values, values, ids, ids, array(np.bool_, steps), array(np.int32, 3, steps))
@@ -48,9 +48,9 @@ def temporary_bytes(kind: str, rows: int, length: int, responses: int) -> int:
     state = jax.eval_shape(lambda: init_state(MODEL, optimizer, jax.random.key(0)))
     batch = batch_of(rows, length, responses)
     if kind == "logprobs":
-        lowered = jax.jit(make_logprobs(logprob_fn, LEARNER)).lower(state.params, batch)
+        lowered = jax.jit(make_logprobs(logprob_fn)).lower(state.params, batch)
     else:
-        update = make_update(logprob_fn, make_estimator(HGPOConfig()), optimizer, LossConfig(), LEARNER)
+        update = make_update(logprob_fn, make_estimator(HGPOConfig()), optimizer, LossConfig())
         lowered = jax.jit(update, donate_argnums=0).lower(state, batch)
     analysis: Any = lowered.compile().memory_analysis()
     return analysis.temp_size_in_bytes

@@ -17,7 +17,7 @@ from learner_toy import make_batch, make_signals, make_steps
 from hgpo_jax.config import LearnerConfig
 from hgpo_jax.learner.packing import Share, pack_steps, unpack_tokens, with_logprobs
 
-CONFIG = LearnerConfig(minibatch_steps=4, accumulation=1, row_length=8)
+CONFIG = LearnerConfig(minibatch_steps=4, row_length=8)
 
 
 def literal_steps():
@@ -52,8 +52,8 @@ def test_rows_by_hand():
 
 def test_shapes_and_types():
     """Five mini-batches are padded to eight; the empty ones hold no token."""
-    batch = make_batch(LearnerConfig(minibatch_steps=4, accumulation=2, row_length=40), n=18, row_multiple=3)
-    M, A, B, T, C, N = 8, 2, 3, 40, 32, 48
+    batch = make_batch(LearnerConfig(minibatch_steps=4, rows_per_device=1, row_length=12), n=18, row_multiple=2)
+    M, A, B, T, C, N = 8, 2, 2, 12, 12, 32
     token_arrays = [batch.tokens, batch.positions, batch.segment_ids, batch.step_index]
     floats = [batch.behavior_logprob, batch.old_logprob, batch.ref_logprob]
     chex.assert_shape([*token_arrays, batch.loss_mask, *floats], (M, A, B, T))
@@ -71,19 +71,23 @@ def test_shapes_and_types():
 @given(
     n=st.integers(1, 40),
     minibatch_steps=st.integers(1, 16),
-    accumulation=st.integers(1, 3),
+    rows_per_device=st.none() | st.integers(1, 3),
     row_length=st.integers(11, 40),
     row_multiple=st.integers(1, 3),
     seed=st.integers(0, 1000),
 )
-def test_every_token_exactly_once(n, minibatch_steps, accumulation, row_length, row_multiple, seed):
-    config = LearnerConfig(minibatch_steps, accumulation, row_length)
+def test_every_token_exactly_once(n, minibatch_steps, rows_per_device, row_length, row_multiple, seed):
+    config = LearnerConfig(minibatch_steps, rows_per_device, row_length)
     steps = make_steps(n, seed)
     batch = pack_steps(**steps, config=config, seed=seed, row_multiple=row_multiple)
     used = batch.segment_ids > 0
     np.testing.assert_array_equal(used, batch.step_index >= 0)
     assert used.sum() == sum(map(len, steps["prompt_tokens"])) + sum(map(len, steps["response_tokens"]))
-    assert batch.tokens.shape[1] == accumulation
+    assert (
+        batch.tokens.shape[1] == 1
+        if rows_per_device is None
+        else batch.tokens.shape[2] <= rows_per_device * row_multiple
+    )
     assert batch.tokens.shape[2] % row_multiple == batch.steps.score.shape[0] % row_multiple == 0
     flat = {name: x.reshape(-1, x.shape[-1]) for name, x in vars(batch).items() if name != "steps"}
     used = flat["segment_ids"] > 0
@@ -112,12 +116,12 @@ def test_every_token_exactly_once(n, minibatch_steps, accumulation, row_length, 
 @given(
     counts=st.lists(st.integers(1, 20), min_size=2, max_size=4),
     minibatch_steps=st.integers(1, 16),
-    accumulation=st.integers(1, 2),
+    rows_per_device=st.none() | st.integers(1, 2),
     seed=st.integers(0, 100),
 )
-def test_processes_pack_the_minibatches_that_one_would(counts, minibatch_steps, accumulation, seed):
+def test_processes_pack_the_minibatches_that_one_would(counts, minibatch_steps, rows_per_device, seed):
     """Each packs its own steps; put side by side as the rows of one array, they are the batch of one process."""
-    config = LearnerConfig(minibatch_steps, accumulation, row_length=16)
+    config = LearnerConfig(minibatch_steps, rows_per_device, row_length=16)
     steps = make_steps(sum(counts), seed)
     lone = pack_steps(**steps, config=config, seed=seed)
     parts = pack_in_processes(steps, counts, config, seed)
@@ -260,7 +264,7 @@ def test_bad_input_is_named(change, message):
         pack_steps(**literal_steps() | change, config=CONFIG, seed=0)
 
 
-@pytest.mark.parametrize("field", ["minibatch_steps", "accumulation", "row_length"])
+@pytest.mark.parametrize("field", ["minibatch_steps", "rows_per_device", "row_length"])
 def test_settings_below_one_are_named(field):
     with pytest.raises(ValueError, match=f"LearnerConfig.{field} is 0"):
         pack_steps(**literal_steps(), config=dataclasses.replace(CONFIG, **{field: 0}), seed=0)

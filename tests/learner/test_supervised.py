@@ -1,4 +1,4 @@
-"""Maximum likelihood on packed rows: the loss by hand, accumulation, and empty mini-batches."""
+"""Maximum likelihood on packed rows: the loss by hand, parts, and empty mini-batches."""
 
 from typing import Any
 
@@ -24,20 +24,20 @@ def logprob_fn(
     return logprob_BT, jnp.zeros_like(logprob_BT)
 
 
-def pack(responses: list[list[int]], accumulation: int = 1) -> StepBatch:
+def pack(responses: list[list[int]], rows_per_device: int | None = None) -> StepBatch:
     n = len(responses)
     zeros = np.zeros(n, np.float32)
     ids = np.arange(n, dtype=np.int32)
     signals = StepSignals(zeros, zeros, ids, ids, np.ones(n, bool), np.full((1, n), -1, np.int32))
-    config = LearnerConfig(minibatch_steps=4, row_length=16, accumulation=accumulation)
+    config = LearnerConfig(minibatch_steps=4, row_length=16, rows_per_device=rows_per_device)
     replies = [np.array(r, np.int32) for r in responses]
     behaviour = [np.zeros(len(r), np.float32) for r in responses]
     return pack_steps([np.array([3, 4], np.int32)] * n, replies, behaviour, signals, config=config, seed=0)
 
 
-def run(batch: StepBatch, accumulation: int = 1) -> tuple[Any, float]:
+def run(batch: StepBatch) -> tuple[Any, float]:
     optimizer = optax.sgd(0.5)
-    update = make_supervised_update(logprob_fn, optimizer, LearnerConfig(accumulation=accumulation))
+    update = make_supervised_update(logprob_fn, optimizer)
     params = jnp.zeros(VOCAB)
     params, _, loss = update(params, optimizer.init(params), batch)
     chex.assert_shape(params, (VOCAB,))
@@ -53,17 +53,19 @@ def test_one_step_by_hand() -> None:
     np.testing.assert_allclose(params, -0.5 * (1 / VOCAB - frequency), atol=1e-6)
 
 
-def test_accumulation_changes_nothing() -> None:
-    responses = [[1, 1, 2], [1, 2], [0], [2, 2, 2, 2]]
+def test_parts_change_nothing() -> None:
+    responses = [[1] * 9, [1, 2] * 4, [0] * 7, [2] * 12]  # one to a row
     whole, _ = run(pack(responses))
-    parts, _ = run(pack(responses, accumulation=4), accumulation=4)
+    batch = pack(responses, rows_per_device=1)
+    assert batch.tokens.shape[:3] == (1, 4, 1)
+    parts, _ = run(batch)
     np.testing.assert_allclose(parts, whole, atol=1e-6)
 
 
 def test_loss_falls_and_padding_minibatches_take_no_step() -> None:
     batch = pack([[1, 2]] * 18)  # five mini-batches, padded to a bucket
     optimizer = optax.adam(0.1)
-    update = make_supervised_update(logprob_fn, optimizer, LearnerConfig())
+    update = make_supervised_update(logprob_fn, optimizer)
     params = jnp.zeros(VOCAB)
     opt_state = optimizer.init(params)
     losses = []

@@ -25,20 +25,19 @@ from hgpo_jax.policy import transformer
 from hgpo_jax.sharding import Layout, batch_multiple, batch_shardings, make_mesh, state_shardings
 from hgpo_jax.types import StepBatch, TrainState
 
-# Rows for eight devices times four parts, so that every mesh and accumulation takes the very same batch.
-PACK = LearnerConfig(minibatch_steps=8, accumulation=4, row_length=16)
+PACK = LearnerConfig(minibatch_steps=8, row_length=16)
 LOSS = LossConfig(clip_low=0.1, clip_high=0.15, kl_coef=0.1, entropy_coef=0.05)
 SGD = OptimizerConfig(name="sgd", learning_rate=0.3, max_grad_norm=1.0)
 
 
 def packed(n: int = 22, **kwargs: Any) -> StepBatch:
-    return make_batch(kwargs.pop("config", PACK), n, row_multiple=8, **kwargs)
+    """Rows for eight devices times four parts, so that every mesh and number of parts takes the very same batch."""
+    return make_batch(kwargs.pop("config", PACK), n, row_multiple=32, **kwargs)
 
 
 @functools.cache
 def updater(
     mesh_shape: tuple[int, int, int] | None,
-    accumulation: int,
     optimizer: OptimizerConfig,
     loss: LossConfig,
     logprob_fn: Any,
@@ -48,8 +47,7 @@ def updater(
     rule = make_optimizer(optimizer)
     mesh = None if mesh_shape is None else make_mesh(MeshConfig(*mesh_shape))
     shardings = None if mesh is None else state_shardings(toy.abstract_params(), rule, mesh)
-    learner = dataclasses.replace(PACK, accumulation=accumulation)
-    update = make_update(logprob_fn, estimator, rule, loss, learner, mesh=mesh, shardings=shardings)
+    update = make_update(logprob_fn, estimator, rule, loss, mesh=mesh, shardings=shardings)
     return update, rule, shardings
 
 
@@ -57,15 +55,15 @@ def run(
     batch: StepBatch,
     *,
     mesh_shape: tuple[int, int, int] | None = None,
-    accumulation: int = 1,
+    parts: int = 1,
     optimizer: OptimizerConfig = SGD,
     loss: LossConfig = LOSS,
     logprob_fn: Any = toy.logprobs,
     estimator: Any = toy.score_estimator,
 ) -> tuple[TrainState, dict[str, Any]]:
     """One update of a fresh toy policy."""
-    update, rule, shardings = updater(mesh_shape, accumulation, optimizer, loss, logprob_fn, estimator)
-    batch = toy.recut(batch, accumulation)
+    update, rule, shardings = updater(mesh_shape, optimizer, loss, logprob_fn, estimator)
+    batch = toy.recut(batch, parts)
     if mesh_shape is not None:
         batch = jax.device_put(batch, batch_shardings(batch, make_mesh(MeshConfig(*mesh_shape))))
     return update(make_state(rule, shardings), batch)
@@ -126,7 +124,7 @@ def step_gradient(params: Any, step: dict[str, Any], loss: LossConfig) -> Any:
 def test_update_matches_the_loop(ratio, aggregation):
     loss = dataclasses.replace(LOSS, ratio=ratio, aggregation=aggregation, constant_length=3)
     batch = packed()
-    state, metrics = run(batch, loss=loss, accumulation=2)
+    state, metrics = run(batch, loss=loss, parts=2)
     params, norms = loop_update(batch, loss, SGD)
     chex.assert_trees_all_close(state.params, params, rtol=1e-5, atol=1e-6)
     assert len(norms) == metrics["optimizer_steps"] == state.step == 3
@@ -147,13 +145,13 @@ def single_device():
 
 
 @pytest.mark.parametrize(
-    ("mesh_shape", "accumulation"),
+    ("mesh_shape", "parts"),
     [(None, 2), (None, 4), ((8, 1, 1), 1), ((8, 1, 1), 4), ((2, 2, 2), 2), ((1, 8, 1), 4), ((1, 4, 2), 1)],
     ids=str,
 )
-def test_devices_and_accumulation_change_nothing(single_device, mesh_shape, accumulation):
+def test_devices_and_parts_change_nothing(single_device, mesh_shape, parts):
     for job, expected, expected_metrics in single_device:
-        state, metrics = run(**job, mesh_shape=mesh_shape, accumulation=accumulation)
+        state, metrics = run(**job, mesh_shape=mesh_shape, parts=parts)
         chex.assert_trees_all_close(jax.device_get(state.params), expected.params, rtol=1e-5, atol=2e-6)
         chex.assert_trees_all_close(jax.device_get(metrics), expected_metrics, rtol=2e-5, atol=1e-6)
 
@@ -165,7 +163,7 @@ def test_adam_step_agrees_where_the_gradient_is_above_a_floor(mesh_shape):
     before = toy.init_params()
     moved = run(packed(config=WHOLE), optimizer=GRADIENT)[0].params
     one = run(packed(config=WHOLE), optimizer=adam)[0].params
-    many = run(packed(config=WHOLE), optimizer=adam, mesh_shape=mesh_shape, accumulation=2)[0].params
+    many = run(packed(config=WHOLE), optimizer=adam, mesh_shape=mesh_shape, parts=2)[0].params
     compared = 0
     for p, m, a, b in zip(*map(jax.tree.leaves, (before, moved, one, many)), strict=True):
         above = np.abs(p - m) > 1e-4
@@ -177,7 +175,7 @@ def test_adam_step_agrees_where_the_gradient_is_above_a_floor(mesh_shape):
 def test_several_minibatches_make_the_clip_act():
     """With old log-probabilities of the very policy, the ratio is 1 until the first optimizer step."""
     batch = packed()
-    logprobs = make_logprobs(toy.logprobs, PACK)(toy.init_params(), batch)
+    logprobs = make_logprobs(toy.logprobs)(toy.init_params(), batch)
     batch = with_logprobs(batch, old=logprobs)
     optimizer = dataclasses.replace(SGD, learning_rate=2.0)
     _, metrics = run(batch, optimizer=optimizer)
@@ -185,7 +183,7 @@ def test_several_minibatches_make_the_clip_act():
     assert metrics["ratio_max"] > 1 + LOSS.clip_high
     assert metrics["kl_old"] > 0
     whole = packed(config=WHOLE)
-    whole = with_logprobs(whole, old=make_logprobs(toy.logprobs, PACK)(toy.init_params(), whole))
+    whole = with_logprobs(whole, old=make_logprobs(toy.logprobs)(toy.init_params(), whole))
     _, metrics = run(whole, optimizer=optimizer)
     assert metrics["clip_fraction_low"] + metrics["clip_fraction_high"] == 0
     np.testing.assert_allclose(metrics["ratio"], 1, atol=1e-6)
@@ -194,7 +192,7 @@ def test_several_minibatches_make_the_clip_act():
 def test_sampler_gap_is_that_of_the_first_minibatch():
     batch = packed()
     _, metrics = run(batch)
-    logprob = np.asarray(make_logprobs(toy.logprobs, PACK)(toy.init_params(), batch))
+    logprob = np.asarray(make_logprobs(toy.logprobs)(toy.init_params(), batch))
     gap = np.abs(logprob - batch.behavior_logprob)[0][batch.loss_mask[0]]
     np.testing.assert_allclose(metrics["sampler_gap"], gap.mean(), rtol=1e-4)
     np.testing.assert_allclose(metrics["sampler_gap_max"], gap.max(), rtol=1e-4)
@@ -204,7 +202,7 @@ def test_sampler_gap_is_that_of_the_first_minibatch():
 def test_logprobs_are_those_of_each_step_alone(mesh_shape):
     batch = packed()
     mesh = None if mesh_shape is None else make_mesh(MeshConfig(*mesh_shape))
-    logprob = make_logprobs(toy.logprobs, PACK, mesh=mesh)(toy.init_params(), batch)
+    logprob = make_logprobs(toy.logprobs, mesh=mesh)(toy.init_params(), batch)
     chex.assert_shape(logprob, batch.tokens.shape)
     chex.assert_type(logprob, jnp.float32)
     for i in range(22):
@@ -327,7 +325,7 @@ def test_advantages_that_are_not_finite_are_named():
 
 def test_state_is_donated_and_the_key_moves_on():
     optimizer = make_optimizer(ADAM)
-    update = make_update(toy.logprobs, toy.score_estimator, optimizer, LOSS, PACK)
+    update = make_update(toy.logprobs, toy.score_estimator, optimizer, LOSS)
     state = make_state(optimizer)
     new, _ = update(state, packed())
     assert all(x.is_deleted() for x in jax.tree.leaves((state.params, state.opt_state)))
@@ -347,7 +345,7 @@ def test_batches_of_many_sizes_compile_a_few_times(mesh_shape):
     learner = LearnerConfig(minibatch_steps=32, row_length=16)
     mesh = None if mesh_shape is None else make_mesh(MeshConfig(*mesh_shape))
     shardings = None if mesh is None else state_shardings(toy.abstract_params(), optimizer, mesh)
-    update = make_update(toy.logprobs, toy.score_estimator, optimizer, LOSS, learner, mesh=mesh, shardings=shardings)
+    update = make_update(toy.logprobs, toy.score_estimator, optimizer, LOSS, mesh=mesh, shardings=shardings)
     state = make_state(optimizer, shardings)
     for seed, n in enumerate(np.linspace(66, 128, 12, dtype=int)):
         batch = make_batch(learner, int(n), seed, row_multiple=batch_multiple(mesh))
@@ -357,16 +355,10 @@ def test_batches_of_many_sizes_compile_a_few_times(mesh_shape):
     assert update._cache_size() <= 4  # pyright: ignore[reportFunctionMemberAccess]
 
 
-def test_a_batch_of_other_parts_is_refused():
-    update = make_update(toy.logprobs, toy.score_estimator, make_optimizer(SGD), LOSS, PACK)
-    with pytest.raises(ValueError, match=r"the batch has 2 parts to a mini-batch, LearnerConfig.accumulation is 4"):
-        update(make_state(make_optimizer(SGD)), toy.recut(packed(), 2))
-
-
 def test_mesh_and_shardings_come_together():
     mesh = make_mesh(MeshConfig())
     with pytest.raises(ValueError, match="together"):
-        make_update(toy.logprobs, toy.score_estimator, make_optimizer(SGD), LOSS, PACK, mesh=mesh)
+        make_update(toy.logprobs, toy.score_estimator, make_optimizer(SGD), LOSS, mesh=mesh)
 
 
 def test_optimizer_by_hand():
@@ -431,10 +423,9 @@ MODEL = ModelConfig(
 )
 
 
-def transformer_update(mesh_shape: tuple[int, int, int] | None, accumulation: int) -> tuple[Any, dict[str, Any]]:
+def transformer_update(mesh_shape: tuple[int, int, int] | None, parts: int) -> tuple[Any, dict[str, Any]]:
     """Three SGD steps of a small transformer on HGPO's advantages."""
     optimizer = make_optimizer(SGD)
-    learner = dataclasses.replace(PACK, accumulation=accumulation)
     mesh = None if mesh_shape is None else make_mesh(MeshConfig(*mesh_shape))
     shardings = None if mesh is None else state_shardings(transformer.abstract_params(MODEL), optimizer, mesh)
     state = init_state(MODEL, optimizer, jax.random.key(1), mesh)
@@ -445,8 +436,8 @@ def transformer_update(mesh_shape: tuple[int, int, int] | None, accumulation: in
         return transformer.response_logprobs(model, params, tokens, positions, segments, index)
 
     estimator = make_estimator(HGPOConfig(context_length=1))
-    update = make_update(logprob_fn, estimator, optimizer, LOSS, learner, mesh=mesh, shardings=shardings)
-    batch = toy.recut(packed(), accumulation)
+    update = make_update(logprob_fn, estimator, optimizer, LOSS, mesh=mesh, shardings=shardings)
+    batch = toy.recut(packed(), parts)
     if mesh is not None:
         batch = jax.device_put(batch, batch_shardings(batch, mesh))
     state, metrics = update(state, batch)
@@ -490,7 +481,7 @@ def test_collectives_of_an_update():
         shardings = state_shardings(transformer.abstract_params(model), optimizer, mesh)
         logprob_fn = functools.partial(transformer.response_logprobs, transformer.Transformer(model, Layout(mesh)))
         estimator = make_estimator(HGPOConfig(context_length=1))
-        update = make_update(logprob_fn, estimator, optimizer, LOSS, PACK, mesh=mesh, shardings=shardings)
+        update = make_update(logprob_fn, estimator, optimizer, LOSS, mesh=mesh, shardings=shardings)
         batch: Any = packed()
         state = init_state(model, optimizer, jax.random.key(1), mesh)
         batch = jax.device_put(batch, batch_shardings(batch, mesh))
