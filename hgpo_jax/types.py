@@ -92,6 +92,7 @@ class Trajectories:
     response_tokens: Sequence[np.ndarray]  # N x i32 [response length], the end token included if drawn
     behavior_logprob: Sequence[np.ndarray]  # N x f32 [response length], under the policy that sampled
     value: np.ndarray | None = None  # f32 [N]  a critic's estimate, where there is one
+    response_cut: np.ndarray | None = None  # bool [N]  the length limit ended the response, where that is known
 
     def __post_init__(self):
         # Lists are welcome: columns are set to their declared dtype, which never loses a fraction.
@@ -140,7 +141,9 @@ class Trajectories:
             keys = [row.tobytes() for row in recording.unflatten("anchor_state", arrays)]
             states = [recording.state_of(key) for key in keys]
             anchor_state = _object_column([states[i] for i in arrays["anchor_state_index"]])
-            columns: dict[str, Any] = {name: arrays[name] for name in _COLUMNS if name != "value" or name in arrays}
+            columns: dict[str, Any] = {
+                name: arrays[name] for name in _COLUMNS if name in arrays or name not in _OPTIONAL
+            }
             ragged: dict[str, Any] = {name: recording.unflatten(name, arrays) for name in _RAGGED}
         except KeyError as missing:
             raise ValueError(f"{os.fspath(path)} is not a recorded batch: it lacks {missing}") from missing
@@ -194,7 +197,9 @@ _COLUMNS = {
     "truncated": np.bool_,
     "action_valid": np.bool_,
     "value": np.float32,
+    "response_cut": np.bool_,
 }
+_OPTIONAL = ("value", "response_cut")
 _RAGGED = {"prompt_tokens": np.int32, "response_tokens": np.int32, "behavior_logprob": np.float32}
 
 

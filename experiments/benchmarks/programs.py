@@ -154,7 +154,7 @@ def _sampling(config: RunConfig, mesh: Mesh, rows: int) -> Program:
     mesh, params = sampling_mesh(config, mesh), sampling_params(config, mesh)
     lines = _placed((*prompts, keys), NamedSharding(mesh, PartitionSpec(BATCH_AXES)))
     everywhere = _placed(scalars, NamedSharding(mesh, PartitionSpec()))
-    lower = functools.partial(sample.__wrapped__.lower, capacity=config.rollout.max_response_length)
+    lower = functools.partial(sample.whole.lower, capacity=config.rollout.max_response_length)
     return Program(lower, (params, *lines, *everywhere))
 
 

@@ -1,7 +1,11 @@
-"""Sampling with a key/value cache: one prefill, then one token a turn until every row has ended."""
+"""Sampling with a key/value cache: prompts are read once each, then every reply grows by a token a turn.
+
+Shape beyond the legend of ``types.py``: ``U`` different prompts, which the B rows reply to.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
@@ -12,32 +16,56 @@ import jax.numpy as jnp
 import numpy as np
 
 from hgpo_jax.config import ModelConfig
-from hgpo_jax.policy.transformer import (
-    KVCache,
-    Params,
-    Transformer,
-    check_model_config,
-    init_cache,
-    temper,
-)
+from hgpo_jax.policy.drawing import draw
+from hgpo_jax.policy.transformer import KVCache, Params, Transformer, check_model_config
+from hgpo_jax.sharding import Layout, constrain, mesh_of
+
+_WORTH_MOVING = 8  # turns left from which on it pays to move the rows that go on into a smaller batch
 
 
 class SampleOutput(NamedTuple):
     """Replies of at most R tokens. The end-of-sequence token is part of a reply and of its length."""
 
-    tokens: jax.Array  # i32 [B, R]  ``pad_id`` after the end
-    logprobs: jax.Array  # f32 [B, R]  0 after the end
-    lengths: jax.Array  # i32 [B]  tokens drawn
-    finished: jax.Array  # bool [B]  ended by itself; False where ``max_new_tokens`` cut it off
-    turns: jax.Array  # i32 []  turns taken; the longest reply's length, at least 1
+    tokens: Any  # i32 [B, R]  ``pad_id`` after the end
+    logprobs: Any  # f32 [B, R]  0 after the end
+    lengths: Any  # i32 [B]  tokens drawn
+    finished: Any  # bool [B]  ended by itself; False where ``max_new_tokens`` cut it off
+    turns: Any  # i32 []  turns taken; the longest reply's length, at least 1
 
 
-class _Loop(NamedTuple):
+class _Policy(NamedTuple):
+    """What a sampler is made for."""
+
+    config: ModelConfig
+    eos_ids: tuple[int, ...]
+    pad_id: int
+
+
+class Settings(NamedTuple):
+    """Traced scalars: none of them compiles anything anew."""
+
+    temperature: Any  # f32 []  0 is greedy
+    top_p: Any  # f32 []  1 turns it off
+    top_k: Any  # i32 []  0 turns it off
+    max_new_tokens: Any  # i32 []
+
+
+class Prompts(NamedTuple):
+    """What reading the prompts leaves."""
+
+    cache: KVCache  # of U rows
+    logits: jax.Array  # f32 [U, V]  of the first token of a reply
+    lengths: jax.Array  # i32 [U]
+
+
+class Replies(NamedTuple):
     """What the decoding loop carries; XLA updates it in place, the cache included."""
 
     output: SampleOutput
     token: jax.Array  # i32 [B]  drawn last turn, not yet read by the model
     cache: KVCache
+    prompt_lengths: jax.Array  # i32 [B]
+    keys: jax.Array  # typed PRNG keys [B]
 
 
 def pad_prompts(
@@ -46,12 +74,12 @@ def pad_prompts(
     """Prompts as one array, padded on the left so that all rows decode into the same cache slot.
 
     Args:
-      prompts: B sequences of token ids.
+      prompts: U sequences of token ids.
       pad_id: what fills the left.
       length: P, columns of the array.
 
     Returns:
-      (tokens i32 [B, P], lengths i32 [B]).
+      (tokens i32 [U, P], lengths i32 [U]).
 
     Raises:
       ValueError: a prompt is longer than ``length``.
@@ -68,84 +96,85 @@ def pad_prompts(
     return tokens, lengths
 
 
-def truncate(logits_BV: jax.Array, top_p: chex.Numeric, top_k: chex.Numeric) -> jax.Array:
-    """Sets the logits that top-k, then top-p over what is left (arXiv 1904.09751), rule out to -inf.
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """The programs of `make_sampler`, and the call that runs them; each compiles once per shape of its arrays."""
 
-    Kept are the ``top_k`` largest (0: all), and of these the smallest set of the largest whose probability
-    reaches ``top_p``; never fewer than one. Ties with the last one kept stay. Costs one sort.
-    """
-    chex.assert_rank(logits_BV, 2)
-    V = logits_BV.shape[1]
-    sorted_BV = jnp.sort(logits_BV, axis=-1, descending=True)
-    rank_1V = jnp.arange(V)[None]
-    in_k_1V = rank_1V < jnp.where(jnp.asarray(top_k) > 0, top_k, V)
-    probability_BV = jax.nn.softmax(jnp.where(in_k_1V, sorted_BV, -jnp.inf), axis=-1)
-    before_BV = jnp.cumsum(probability_BV, axis=-1) - probability_BV
-    # A top_p of 1 keeps the last ones too, whatever the rounding of the sum.
-    in_p_BV = (before_BV < top_p) | (rank_1V == 0) | (jnp.asarray(top_p) >= 1)
-    last_B = jnp.min(jnp.where(in_p_BV & in_k_1V, sorted_BV, jnp.inf), axis=-1)
-    return jnp.where(logits_BV >= last_B[:, None], logits_BV, -jnp.inf)
+    read: Any  # (params, tokens [U, P], lengths [U]; capacity, layout) -> Prompts
+    start: Any  # (Prompts, rows [B] | None, keys [B], Settings; capacity, layout) -> Replies with a token each
+    decode: Any  # (params, Replies, Settings, stop_at []; layout) -> Replies
+    keep: Any  # (Replies, rows [C]; layout) -> Replies of these rows
+    whole: Any  # (params, tokens, lengths, keys, *Settings; capacity, layout) -> SampleOutput: all of it as one program
+
+    def __call__(
+        self,
+        params: chex.ArrayTree,
+        prompt_tokens: Any,
+        prompt_lengths: Any,
+        keys: jax.Array,
+        temperature: chex.Numeric,
+        top_p: chex.Numeric,
+        top_k: chex.Numeric,
+        max_new_tokens: chex.Numeric,
+        *,
+        capacity: int,
+        rows: np.ndarray | None = None,
+        bucket: Callable[[int], int] | None = None,
+    ) -> SampleOutput:
+        """Draws a reply for every key.
+
+        Args:
+          params: the model's parameters. Where they lie on a mesh of this process, its batch axes share the rows.
+          prompt_tokens: i32 [U, P], padded on the left (see ``pad_prompts``).
+          prompt_lengths: i32 [U]; a row of length 0 is padding, finished before it starts.
+          keys: typed PRNG keys [B]. A reply depends on its own prompt and key, not on the batch around it.
+          temperature: 0 is greedy.
+          top_p, top_k: truncation (``drawing.truncate``); 1 and 0 turn it off, and its cost.
+          max_new_tokens: at most ``capacity``.
+          capacity: static; R, the columns of the output.
+          rows: i32 [B], the prompt that each row replies to; None is 0, 1, .., U - 1.
+          bucket: the batch size that so many unfinished rows go on in, once that is smaller; None keeps them all.
+
+        Returns:
+          SampleOutput as NumPy arrays. ``logprobs`` are those of the tempered, untruncated distribution
+          (``drawing.draw``), as ``response_logprobs`` gives them.
+
+        Raises:
+          ValueError: shapes that disagree, ``max_new_tokens`` outside 1 .. ``capacity``.
+        """
+        _check_call(prompt_tokens, prompt_lengths, keys, rows, max_new_tokens, capacity)
+        # One dtype each, so that a 1 in place of a 1.0 does not compile anew.
+        settings = Settings(jnp.float32(temperature), jnp.float32(top_p), jnp.int32(top_k), jnp.int32(max_new_tokens))
+        mesh = mesh_of(params)
+        layout = None if mesh is None else Layout(mesh)
+        prompt_tokens, prompt_lengths, keys = (_place(x, layout) for x in (prompt_tokens, prompt_lengths, keys))
+        prompts = self.read(params, prompt_tokens, prompt_lengths, capacity=capacity, layout=layout)
+        replies = self.start(prompts, rows, keys, settings, capacity=capacity, layout=layout)
+        return self._finish(params, replies, settings, bucket or (lambda _: len(keys)), layout)
+
+    def _finish(self, params, replies: Replies, settings: Settings, bucket, layout: Layout | None) -> SampleOutput:
+        """Decodes until all have ended; those that go on move into a smaller batch when they fit one."""
+        rows, out = np.arange(replies.token.shape[0]), None
+        while True:
+            size = replies.token.shape[0]
+            stop_at = next((live for live in range(size - 1, 0, -1) if bucket(live) < size), 0)
+            replies = self.decode(params, replies, settings, np.int32(stop_at), layout=layout)
+            got = jax.device_get(replies.output)
+            out = got if out is None else _insert(out, rows, got)
+            live = np.flatnonzero(~got.finished)
+            if not live.size or got.turns >= settings.max_new_tokens:
+                return out
+            # What fills the smaller batch has ended already.
+            kept = np.concatenate([live, np.flatnonzero(got.finished)])[: bucket(live.size)]
+            rows = rows[kept]
+            replies = self.keep(replies, kept, layout=layout)
 
 
-def draw(
-    keys_B: jax.Array,
-    logits_BV: jax.Array,
-    temperature: chex.Numeric,
-    top_p: chex.Numeric,
-    top_k: chex.Numeric,
-) -> tuple[jax.Array, jax.Array]:
-    """One token a row, and its log-probability.
-
-    The log-probability is that of the tempered distribution **before** top-k and top-p, of temperature 1 when
-    greedy: what a learner, which knows nothing of the truncation, recomputes from the logits.
-
-    Args:
-      keys_B: a typed PRNG key per row, so that a draw depends on its own row alone.
-      logits_BV: f32 [B, V].
-      temperature, top_p, top_k: scalars, as in ``make_sampler``.
-
-    Returns:
-      (tokens i32 [B], logprobs f32 [B]).
-    """
-    chex.assert_rank([keys_B, logits_BV], [1, 2])
-    tempered_BV = temper(logits_BV, temperature)
-
-    def categorical():
-        on = (jnp.asarray(top_k) > 0) | (jnp.asarray(top_p) < 1)
-        kept_BV = jax.lax.cond(on, lambda: truncate(tempered_BV, top_p, top_k), lambda: tempered_BV)
-        return jax.vmap(jax.random.categorical)(keys_B, kept_BV).astype(jnp.int32)
-
-    def greedy():
-        return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
-
-    token_B = jax.lax.cond(jnp.asarray(temperature) > 0, categorical, greedy)
-    chosen_B = jnp.take_along_axis(tempered_BV, token_B[:, None], axis=-1)[:, 0]
-    return token_B, chosen_B - jax.nn.logsumexp(tempered_BV, axis=-1)
-
-
-def make_sampler(config: ModelConfig, eos_ids: Sequence[int], pad_id: int) -> Callable[..., SampleOutput]:
-    """Returns a jitted ``sample``, which compiles once per (B, P, capacity) and for no other argument.
-
-    The call: ``sample(params, prompt_tokens, prompt_lengths, keys, temperature, top_p, top_k, max_new_tokens,
-    *, capacity)``.
-
-    Args of ``sample``:
-      params: the model's parameters.
-      prompt_tokens: i32 [B, P], padded on the left (see ``pad_prompts``).
-      prompt_lengths: i32 [B]; a row of length 0 is padding, finished before it starts.
-      keys: typed PRNG keys [B]. A reply depends on its own prompt and key, not on the batch around it.
-      temperature: 0 is greedy.
-      top_p, top_k: truncation (``truncate``); 1 and 0 turn it off, and its cost.
-      max_new_tokens: at most ``capacity``.
-      capacity: static; R, the columns of the output.
-
-    Returns of ``sample``:
-      SampleOutput. ``logprobs`` are those of the tempered, untruncated distribution (``draw``), as
-      ``response_logprobs`` gives them.
+def make_sampler(config: ModelConfig, eos_ids: Sequence[int], pad_id: int) -> Sampler:
+    """The sampler of a model.
 
     Raises:
-      ValueError: bad sizes in ``config``, an id outside the vocabulary, no end-of-sequence id; from
-        ``sample``: shapes that disagree, ``max_new_tokens`` outside 1 .. ``capacity``.
+      ValueError: bad sizes in ``config``, an id outside the vocabulary, no end-of-sequence id.
     """
     check_model_config(config)
     if not eos_ids:
@@ -153,77 +182,115 @@ def make_sampler(config: ModelConfig, eos_ids: Sequence[int], pad_id: int) -> Ca
     for name, token in [("pad_id", pad_id), *(("eos_ids", token) for token in eos_ids)]:
         if not 0 <= token < config.vocab_size:
             raise ValueError(f"{name} has {token}, outside the vocabulary of {config.vocab_size} tokens")
-    generate = jax.jit(functools.partial(_generate, config, tuple(eos_ids), pad_id), static_argnames="capacity")
+    policy = _Policy(config, tuple(eos_ids), pad_id)
+    read, start = functools.partial(_read, policy), functools.partial(_start, policy)
+    decode = functools.partial(_decode, policy)
 
-    @functools.wraps(generate)
-    def sample(params, prompt_tokens, prompt_lengths, keys, temperature, top_p, top_k, max_new_tokens, *, capacity):
-        _check_call(prompt_tokens, prompt_lengths, keys, max_new_tokens, capacity)
-        # One dtype each, so that a 1 in place of a 1.0 does not compile anew.
-        scalars = jnp.float32(temperature), jnp.float32(top_p), jnp.int32(top_k), jnp.int32(max_new_tokens)
-        return generate(params, prompt_tokens, prompt_lengths, keys, *scalars, capacity=capacity)
+    def whole(params, prompt_tokens, prompt_lengths, keys, *settings, capacity: int, layout: Layout | None = None):
+        prompts = read(params, prompt_tokens, prompt_lengths, capacity=capacity, layout=layout)
+        replies = start(prompts, None, keys, Settings(*settings), capacity=capacity, layout=layout)
+        return decode(params, replies, Settings(*settings), 0, layout=layout).output
 
-    return sample
+    # What is donated comes back changed in place: a cache exists once.
+    return Sampler(
+        jax.jit(read, static_argnames=("capacity", "layout")),
+        jax.jit(start, static_argnames=("capacity", "layout")),
+        jax.jit(decode, static_argnames="layout", donate_argnums=1),
+        jax.jit(_keep, static_argnames="layout"),
+        jax.jit(whole, static_argnames=("capacity", "layout")),
+    )
 
 
-def _check_call(prompt_tokens, prompt_lengths, keys, max_new_tokens, capacity: int) -> None:
+def _check_call(prompt_tokens, prompt_lengths, keys, rows, max_new_tokens, capacity: int) -> None:
     if prompt_tokens.ndim != 2 or 0 in prompt_tokens.shape:
-        raise ValueError(f"prompt_tokens has shape {prompt_tokens.shape}; expected [B, P], both at least 1")
-    rows = prompt_tokens.shape[:1]
-    if prompt_lengths.shape != rows or keys.shape != rows:
+        raise ValueError(f"prompt_tokens has shape {prompt_tokens.shape}; expected [U, P], both at least 1")
+    prompts = prompt_tokens.shape[:1]
+    replies = prompts if rows is None else rows.shape
+    typed = jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    if prompt_lengths.shape != prompts or keys.shape != replies or not typed:
         raise ValueError(
-            f"prompt_tokens has {rows[0]} rows, prompt_lengths the shape {prompt_lengths.shape} and keys "
-            f"{keys.shape}; expected one length and one typed PRNG key per row"
+            f"{prompts[0]} prompts have lengths {prompt_lengths.shape}, {replies[0]} replies have keys {keys.shape} of "
+            f"type {keys.dtype}; expected one length per prompt and one typed PRNG key per reply"
         )
+    if rows is not None and (rows.min() < 0 or rows.max() >= prompts[0]):
+        raise ValueError(f"rows names prompts {rows.min()} to {rows.max()}; there are 0 to {prompts[0] - 1}")
     if capacity < 1:
         raise ValueError(f"capacity is {capacity}; expected at least 1")
-    if not isinstance(max_new_tokens, jax.Array) and not 1 <= max_new_tokens <= capacity:
+    if not 1 <= max_new_tokens <= capacity:
         raise ValueError(f"max_new_tokens is {max_new_tokens}; expected 1 to capacity = {capacity}")
 
 
-def _generate(
-    config: ModelConfig,
-    eos_ids: tuple[int, ...],
-    pad_id: int,
-    params: Params,
-    prompt_tokens: jax.Array,
-    prompt_lengths: jax.Array,
-    keys: jax.Array,
-    temperature: jax.Array,
-    top_p: jax.Array,
-    top_k: jax.Array,
-    max_new_tokens: jax.Array,
-    *,
-    capacity: int,
-) -> SampleOutput:
-    """The program behind ``make_sampler``: prefill, first draw, then a loop of reading and drawing."""
-    chex.assert_type([prompt_tokens, prompt_lengths], jnp.int32)
-    B, P = prompt_tokens.shape
-    params = in_compute_dtype(params, config)
-    # Here a traced max_new_tokens, which could not be checked, meets the bound.
-    turns_allowed = jnp.clip(max_new_tokens, 1, capacity)
+def _read(policy: _Policy, params: Params, tokens_UP, lengths_U, *, capacity: int, layout: Layout | None) -> Prompts:
+    """Prefill: the prompts' keys and values, with room for the replies, and the logits after the last token only."""
+    chex.assert_type([tokens_UP, lengths_U], jnp.int32)
+    P = tokens_UP.shape[1]
+    place_UP = jnp.arange(P)[None] - (P - lengths_U)[:, None]  # negative on the left padding
+    inputs = tokens_UP, jnp.maximum(place_UP, 0), (place_UP >= 0).astype(jnp.int32)
+    slots = P + capacity - 1  # the last token drawn is never read
+    params = in_compute_dtype(params, policy.config)
+    logits_UV, cache = _last_logits(policy.config, layout, params, *inputs, capacity=slots)
+    return Prompts(_lay_out(cache, layout), logits_UV, lengths_U)
 
-    def draw_turn(output: SampleOutput, logits_BV):
-        turn_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, output.turns)
-        return _record(output, *draw(turn_keys, logits_BV, temperature, top_p, top_k), eos_ids, pad_id)
 
-    def unfinished(loop: _Loop):
-        return (loop.output.turns < turns_allowed) & ~loop.output.finished.all()
+def _start(policy: _Policy, prompts: Prompts, rows_B, keys_B, settings: Settings, *, capacity: int, layout) -> Replies:
+    """Gives each row its prompt's cache, and draws its first token."""
+    cache, logits_BV, lengths_B = prompts
+    if rows_B is not None:
+        cache, logits_BV, lengths_B = _rows_of(cache, rows_B, layout), logits_BV[rows_B], lengths_B[rows_B]
+    nothing = SampleOutput(
+        tokens=jnp.full((keys_B.size, capacity), policy.pad_id, jnp.int32),
+        logprobs=jnp.zeros((keys_B.size, capacity), jnp.float32),
+        lengths=jnp.zeros(keys_B.size, jnp.int32),
+        finished=lengths_B == 0,
+        turns=jnp.zeros((), jnp.int32),
+    )
+    token_B, output = _draw_turn(policy, nothing, logits_BV, keys_B, settings, layout)
+    return Replies(output, token_B, cache, lengths_B, keys_B)
 
-    def decode(loop: _Loop):
+
+def _decode(policy: _Policy, params: Params, replies: Replies, settings: Settings, stop_at, *, layout) -> Replies:
+    """Reads the last tokens and draws the next, until all have ended or ``stop_at`` or fewer rows have long to go."""
+    params = in_compute_dtype(params, policy.config)
+    last_move = settings.max_new_tokens - _WORTH_MOVING
+
+    def unfinished(loop: Replies):
+        live, turns = jnp.sum(~loop.output.finished), loop.output.turns
+        moves = (live <= stop_at) & (turns <= last_move)
+        return (turns < settings.max_new_tokens) & (live > 0) & ~moves
+
+    def turn(loop: Replies):
         # The token drawn in turn i is read at position length + i.
-        positions_B = prompt_lengths + loop.output.turns - 1
-        segment_ids_B = (prompt_lengths > 0).astype(jnp.int32)
+        positions_B = loop.prompt_lengths + loop.output.turns - 1
+        segment_ids_B = (loop.prompt_lengths > 0).astype(jnp.int32)
         inputs_B1 = [x[:, None] for x in (loop.token, positions_B, segment_ids_B)]
-        logits_BV, cache = _last_logits(config, params, *inputs_B1, cache=loop.cache)
-        token_B, output = draw_turn(loop.output, logits_BV)
-        return _Loop(output, token_B, cache)
+        logits_BV, cache = _last_logits(policy.config, layout, params, *inputs_B1, cache=loop.cache)
+        token_B, output = _draw_turn(policy, loop.output, logits_BV, loop.keys, settings, layout)
+        return loop._replace(output=output, token=token_B, cache=_lay_out(cache, layout))
 
-    place_BP = jnp.arange(P)[None] - (P - prompt_lengths)[:, None]  # negative on the left padding
-    inputs_BP = prompt_tokens, jnp.maximum(place_BP, 0), (place_BP >= 0).astype(jnp.int32)
-    empty = init_cache(config, B, P + capacity - 1)
-    logits_BV, cache = _last_logits(config, params, *inputs_BP, cache=empty)
-    token_B, output = draw_turn(_nothing_drawn(prompt_lengths, pad_id, capacity), logits_BV)
-    return jax.lax.while_loop(unfinished, decode, _Loop(output, token_B, cache)).output
+    return jax.lax.while_loop(unfinished, turn, replies)
+
+
+def _keep(replies: Replies, rows_C: jax.Array, *, layout) -> Replies:
+    """Some of the rows."""
+    output, token_B, cache, lengths_B, keys_B = replies
+    output = SampleOutput(*(x if x.ndim == 0 else x[rows_C] for x in output))
+    return Replies(output, token_B[rows_C], _rows_of(cache, rows_C, layout), lengths_B[rows_C], keys_B[rows_C])
+
+
+def _place(x: Any, layout: Layout | None) -> Any:
+    return x if layout is None else jax.device_put(x, layout.sharding(x.shape, ("batch", *[None] * (x.ndim - 1))))
+
+
+def _rows_of(cache: KVCache, rows_B, layout: Layout | None) -> KVCache:
+    key, value, segment_ids, length = cache
+    return _lay_out(KVCache(key[:, rows_B], value[:, rows_B], segment_ids[rows_B], length), layout)
+
+
+def _lay_out(cache: KVCache, layout: Layout | None) -> KVCache:
+    """Rows over the mesh's batch axes, heads over its tensor axis where they divide."""
+    axes = None, "batch", None, "kv_heads", None
+    key, value = (constrain(layout, x, *axes) for x in (cache.key, cache.value))
+    return cache._replace(key=key, value=value)
 
 
 def in_compute_dtype(params: Params, config: ModelConfig) -> Params:
@@ -235,35 +302,34 @@ def in_compute_dtype(params: Params, config: ModelConfig) -> Params:
     return jax.tree_util.tree_map_with_path(convert, params)
 
 
-def _last_logits(config, params, tokens_BT, positions_BT, segment_ids_BT, cache) -> tuple[Any, KVCache]:
+def _last_logits(config, layout, params, tokens_BT, positions_BT, segment_ids_BT, **kept) -> tuple[Any, KVCache]:
     """Reads T tokens; logits [B, V] of the last only, for a whole prompt's would fill the memory."""
-    model, variables = Transformer(config), {"params": params}
-    inputs = tokens_BT, positions_BT, segment_ids_BT, cache
-    hidden_BTD, cache = cast(tuple[jax.Array, KVCache], model.apply(variables, *inputs))
+    model, variables = Transformer(config, layout), {"params": params}
+    inputs = tokens_BT, positions_BT, segment_ids_BT
+    hidden_BTD, cache = cast(tuple[jax.Array, KVCache], model.apply(variables, *inputs, **kept))
     return model.apply(variables, hidden_BTD[:, -1], method="unembed"), cache
 
 
-def _nothing_drawn(prompt_lengths: jax.Array, pad_id: int, capacity: int) -> SampleOutput:
-    B = prompt_lengths.shape[0]
-    return SampleOutput(
-        tokens=jnp.full((B, capacity), pad_id, jnp.int32),
-        logprobs=jnp.zeros((B, capacity), jnp.float32),
-        lengths=jnp.zeros(B, jnp.int32),
-        finished=prompt_lengths == 0,
-        turns=jnp.zeros((), jnp.int32),
-    )
-
-
-def _record(output: SampleOutput, token_B, logprob_B, eos_ids, pad_id) -> tuple[jax.Array, SampleOutput]:
-    """Enters one turn's draw; rows that had ended take padding. Returns the tokens as entered, too."""
+def _draw_turn(policy: _Policy, output: SampleOutput, logits_BV, keys_B, settings: Settings, layout):
+    """Draws a token for every row and enters it. Rows that had ended take padding."""
+    keys_B = jax.vmap(jax.random.fold_in, (0, None))(keys_B, output.turns)
+    logits_BV = constrain(layout, logits_BV, "batch", None)  # a row's whole vocabulary on one device
+    token_B, logprob_B = draw(keys_B, logits_BV, settings.temperature, settings.top_p, settings.top_k)
     live_B = ~output.finished
-    token_B = jnp.where(live_B, token_B, pad_id)
-    logprob_B = jnp.where(live_B, logprob_B, 0.0)
-    ended_B = (token_B[:, None] == jnp.array(eos_ids, jnp.int32)[None]).any(axis=-1)
+    token_B = jnp.where(live_B, token_B, policy.pad_id)
+    ended_B = (token_B[:, None] == jnp.array(policy.eos_ids, jnp.int32)[None]).any(axis=-1)
     return token_B, SampleOutput(
         tokens=output.tokens.at[:, output.turns].set(token_B),
-        logprobs=output.logprobs.at[:, output.turns].set(logprob_B),
+        logprobs=output.logprobs.at[:, output.turns].set(jnp.where(live_B, logprob_B, 0.0)),
         lengths=output.lengths + live_B,
         finished=output.finished | (live_B & ended_B),
         turns=output.turns + 1,
     )
+
+
+def _insert(out: SampleOutput, rows: np.ndarray, part: SampleOutput) -> SampleOutput:
+    """``out`` with these rows as they are in ``part``."""
+    arrays = {name: np.array(x) for name, x in out._asdict().items()}
+    for name in ("tokens", "logprobs", "lengths", "finished"):
+        arrays[name][rows] = getattr(part, name)
+    return SampleOutput(**arrays | {"turns": part.turns})

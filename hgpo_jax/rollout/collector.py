@@ -12,16 +12,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium.vector import SyncVectorEnv
-from jax.sharding import NamedSharding, PartitionSpec
 
 from hgpo_jax.config import ModelConfig, RolloutConfig, SamplingConfig
 from hgpo_jax.policy.sampling import make_sampler, pad_prompts
-from hgpo_jax.policy.tokenization import Tokenizer
+from hgpo_jax.policy.tokenization import AnyTokenizer
 from hgpo_jax.rollout.memory import Memory
-from hgpo_jax.sharding import BATCH_AXES, batch_multiple, mesh_of
+from hgpo_jax.sharding import batch_multiple, mesh_of
 from hgpo_jax.types import Trajectories
 
-Reply = tuple[np.ndarray, np.ndarray]  # i32 [length] tokens, f32 [length] log-probabilities
+
+class Reply(NamedTuple):
+    """What the policy said in one turn."""
+
+    tokens: np.ndarray  # i32 [length], the end token included if drawn
+    logprobs: np.ndarray  # f32 [length]
+    cut: bool  # by the length limit, before it ended
+
+
 Act = Callable[[chex.ArrayTree, Sequence[np.ndarray], np.ndarray, SamplingConfig], list[Reply]]
 PromptFormat = Callable[[str, Sequence[tuple[str, str]], Mapping[str, Any]], str]
 
@@ -41,8 +48,8 @@ def bucket_length(length: int) -> int:
     return power * 3 // 4 if length <= power * 3 // 4 else power
 
 
-def make_actor(model: ModelConfig, tokenizer: Tokenizer, config: RolloutConfig) -> Act:
-    """Ties a sampler to shape buckets.
+def make_actor(model: ModelConfig, tokenizer: AnyTokenizer, config: RolloutConfig) -> Act:
+    """Ties a sampler to shape buckets. Equal prompts are read once; rows that have ended leave the batch.
 
     Args:
         model: the policy's shape.
@@ -51,36 +58,57 @@ def make_actor(model: ModelConfig, tokenizer: Tokenizer, config: RolloutConfig) 
 
     Returns:
         ``act(params, prompts, keys, sampling)`` for n ``prompts``, i32 [prompt length] each, and the rows'
-        key data ``keys``, u32 [n, 2]: n replies (tokens i32 [length], log-probabilities f32 [length]). Where
-        ``params`` lie on a mesh, its batch axes share the rows.
+        key data ``keys``, u32 [n, 2]: n replies. Where ``params`` lie on a mesh, its batch axes share the rows.
     """
     sample = make_sampler(model, tokenizer.eos_ids, tokenizer.pad_id)
 
     def act(
         params: chex.ArrayTree, prompts: Sequence[np.ndarray], keys: np.ndarray, sampling: SamplingConfig
     ) -> list[Reply]:
-        mesh = mesh_of(params)
-        rows = -(-bucket_rows(len(prompts)) // batch_multiple(mesh)) * batch_multiple(mesh)
-        length = bucket_length(max(map(len, prompts)))
-        empty = [np.zeros(0, np.int32)] * (rows - len(prompts))  # rows that the sampler passes over
-        tokens_BP, lengths_B = pad_prompts([*prompts, *empty], tokenizer.pad_id, length)
-        keys_B = jax.random.wrap_key_data(jnp.asarray(np.pad(keys, ((0, len(empty)), (0, 0)))))
-        arrays = tokens_BP, lengths_B, keys_B
-        if mesh is not None:
-            arrays = jax.device_put(arrays, NamedSharding(mesh, PartitionSpec(BATCH_AXES)))
+        multiple = batch_multiple(mesh_of(params))
+
+        def bucket(rows: int) -> int:
+            return -(-bucket_rows(rows) // multiple) * multiple
+
+        batch = bucket(len(prompts))
+        read, rows = _share(prompts, batch, bucket)
+        tokens_UP, lengths_U = pad_prompts(read, tokenizer.pad_id, bucket_length(max(map(len, prompts))))
         out = sample(
             params,
-            *arrays,
+            tokens_UP,
+            lengths_U,
+            jax.random.wrap_key_data(jnp.asarray(np.pad(keys, ((0, batch - len(prompts)), (0, 0))))),
             sampling.temperature,
             sampling.top_p,
             sampling.top_k,
             config.max_response_length,
             capacity=config.max_response_length,
+            rows=rows,
+            bucket=bucket,
         )
-        tokens, logprobs, ends = jax.device_get((out.tokens, out.logprobs, out.lengths))
-        return [(tokens[i, : ends[i]], logprobs[i, : ends[i]]) for i in range(len(prompts))]
+        arrays = zip(out.tokens, out.logprobs, out.lengths, out.finished, strict=True)
+        replies = [Reply(tokens[:end], logprobs[:end], not finished) for tokens, logprobs, end, finished in arrays]
+        return replies[: len(prompts)]
 
     return act
+
+
+def _share(
+    prompts: Sequence[np.ndarray], batch: int, bucket: Callable[[int], int]
+) -> tuple[list[np.ndarray], np.ndarray | None]:
+    """The prompts to read, filled up to their bucket with empty ones, and which of them each row replies to.
+
+    None for the rows where sharing would not make the batch that is read smaller.
+    """
+    empty = np.zeros(0, np.int32)  # a row that the sampler passes over
+    asked = [*prompts, *[empty] * (batch - len(prompts))]
+    index: dict[bytes, int] = {}
+    rows = np.array([index.setdefault(prompt.tobytes(), len(index)) for prompt in asked], np.int32)
+    size = bucket(len(index))
+    if size >= batch:
+        return asked, None
+    read = [asked[i] for i in np.unique(rows, return_index=True)[1]]
+    return [*read, *[empty] * (size - len(read))], rows
 
 
 def collect(
@@ -95,7 +123,7 @@ def collect(
     split: str = "train",
     sampling: SamplingConfig,
     format_prompt: PromptFormat,
-    tokenizer: Tokenizer,
+    tokenizer: AnyTokenizer,
     first_episode: int = 0,
 ) -> tuple[Trajectories, dict[str, float]]:
     """Rolls out ``group_size`` episodes of each task, from the same start.
@@ -120,8 +148,9 @@ def collect(
 
     Returns:
         The batch, sorted by trajectory and step, and the metrics ``success``, ``episode_return``,
-        ``episode_length``, ``valid_action_share``, ``response_length``, ``episodes``, ``tokens`` (of the
-        responses), ``seconds`` and ``tokens_per_second``.
+        ``episode_length``, ``valid_action_share``, ``response_length``, ``response_cut_share`` and
+        ``prompt_cut_share`` (of the steps), ``episodes``, ``tokens`` (of the responses), ``seconds`` and
+        ``tokens_per_second``.
 
     Raises:
         ValueError: without tasks, or for a ``group_size`` or a limit of ``config`` below 1.
@@ -134,6 +163,7 @@ def collect(
     ]
     indices = np.arange(first_episode, first_episode + len(episodes), dtype=np.uint32)
     steps: list[_Step] = []
+    prompts_cut = 0
     for first in range(0, len(episodes), vector_env.num_envs):
         wave = episodes[first : first + vector_env.num_envs]
         _reset(vector_env, wave, split)
@@ -141,13 +171,16 @@ def collect(
             live = {slot: episode for slot, episode in enumerate(wave) if not episode.done}
             if not live:
                 break
-            prompts = [_prompt(e, format_prompt, tokenizer, config) for e in live.values()]
+            whole = [_prompt(e, format_prompt, tokenizer) for e in live.values()]
+            prompts = [prompt[-config.max_prompt_length :] for prompt in whole]
+            prompts_cut += sum(len(prompt) > config.max_prompt_length for prompt in whole)
             keys = np.asarray(_row_keys(key, indices, np.uint32(turn)))[[e.index for e in live.values()]]
             replies = act(params, prompts, keys, sampling)
             last = turn == config.max_steps - 1
             steps += _step(vector_env, live, turn, last, prompts, replies, tokenizer)
     batch = _assemble(steps)
-    return batch, _metrics(batch, episodes, time.perf_counter() - start)
+    metrics = _metrics(batch, episodes, time.perf_counter() - start)
+    return batch, metrics | {"prompt_cut_share": prompts_cut / batch.num_steps}
 
 
 @dataclasses.dataclass
@@ -175,6 +208,7 @@ class _Step(NamedTuple):
     prompt_tokens: np.ndarray
     response_tokens: np.ndarray
     behavior_logprob: np.ndarray
+    response_cut: bool
 
 
 @jax.jit
@@ -208,9 +242,9 @@ def _reset(vector_env: SyncVectorEnv, wave: Sequence[_Episode], split: str) -> N
                 episode.observation, episode.info = observations[slot], _info_of(infos, slot)
 
 
-def _prompt(episode: _Episode, format_prompt: PromptFormat, tokenizer: Tokenizer, config: RolloutConfig) -> np.ndarray:
+def _prompt(episode: _Episode, format_prompt: PromptFormat, tokenizer: AnyTokenizer) -> np.ndarray:
     text = format_prompt(episode.observation, episode.memory.entries, episode.info)
-    tokens = np.asarray(tokenizer.encode(text), np.int32)[-config.max_prompt_length :]
+    tokens = np.asarray(tokenizer.encode_prompt(text), np.int32)
     if not len(tokens):
         raise ValueError(f"the prompt of task {episode.task} has no tokens: {text!r}")
     return tokens
@@ -223,22 +257,20 @@ def _step(
     last: bool,
     prompts: Sequence[np.ndarray],
     replies: Sequence[Reply],
-    tokenizer: Tokenizer,
+    tokenizer: AnyTokenizer,
 ) -> list[_Step]:
     """Sends the replies to the environments and moves the live episodes on."""
     actions = [""] * vector_env.num_envs  # the idle ones don't read it
-    for slot, (tokens, _) in zip(live, replies, strict=True):
-        actions[slot] = tokenizer.decode(tokens)
+    for slot, reply in zip(live, replies, strict=True):
+        actions[slot] = tokenizer.decode(reply.tokens)
     observations, rewards, terminated, truncated, infos = vector_env.step(tuple(actions))
     rows = []
-    for (slot, episode), prompt, (tokens, logprob) in zip(live.items(), prompts, replies, strict=True):
+    for (slot, episode), prompt, reply in zip(live.items(), prompts, replies, strict=True):
         info, state = _info_of(infos, slot), episode.info["anchor_state"]
         ended = bool(terminated[slot])
         cut = not ended and (last or bool(truncated[slot]))
         valid, reward = bool(info["action_valid"]), float(rewards[slot])
-        rows.append(
-            _Step(episode.index, turn, episode.group, state, reward, ended, cut, valid, prompt, tokens, logprob)
-        )
+        rows.append(_Step(episode.index, turn, episode.group, state, reward, ended, cut, valid, prompt, *reply))
         episode.memory = episode.memory.add(episode.observation, info["action"])
         episode.observation, episode.info, episode.done = observations[slot], info, ended or cut
     return rows
@@ -274,12 +306,14 @@ def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _metrics(batch: Trajectories, episodes: Sequence[_Episode], seconds: float) -> dict[str, float]:
     tokens = sum(map(len, batch.response_tokens))
+    assert batch.response_cut is not None
     return {
         "success": float(np.mean([bool(episode.info["won"]) for episode in episodes])),
         "episode_return": float(batch.reward.sum()) / len(episodes),
         "episode_length": batch.num_steps / len(episodes),
         "valid_action_share": float(batch.action_valid.mean()),
         "response_length": tokens / batch.num_steps,
+        "response_cut_share": float(batch.response_cut.mean()),
         "episodes": len(episodes),
         "tokens": tokens,
         "seconds": seconds,

@@ -1,6 +1,5 @@
 import dataclasses
 import functools
-from typing import Any
 
 import chex
 import flax.linen as nn
@@ -9,11 +8,13 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from reference_decoder import TINY, random_params, reference_logits
 
-from hgpo_jax.policy.sampling import draw, make_sampler, pad_prompts, truncate
+from hgpo_jax.config import MeshConfig
+from hgpo_jax.policy.sampling import make_sampler, pad_prompts
 from hgpo_jax.policy.transformer import abstract_params, response_logprobs
+from hgpo_jax.sharding import Layout, make_mesh, param_shardings
 
 PAD, NEVER, P, R = 0, 12, 6, 5  # token 12 is never drawn, see params
 PROMPTS = [[3, 4, 5, 6, 7, 8], [9, 2], [1, 1, 5]]
@@ -55,9 +56,7 @@ def test_what_sample_returns():
     out = reply(PROMPTS)
     chex.assert_shape([out.tokens, out.logprobs], (3, R))
     chex.assert_shape([out.lengths, out.finished], (3,))
-    chex.assert_type([out.tokens, out.lengths, out.turns], jnp.int32)
-    chex.assert_type(out.logprobs, jnp.float32)
-    chex.assert_type(out.finished, bool)
+    assert [x.dtype for x in out] == [np.int32, np.float32, np.int32, np.bool_, np.int32]
     chex.assert_tree_all_finite(out)
     assert (out.logprobs < 0).all()
 
@@ -135,18 +134,19 @@ def test_logprobs_are_those_that_the_learner_computes(temperature, top_p, top_k)
         tokens[i, :size] = [*prompt, *np.asarray(out.tokens[i])]
         positions[i, :size], segment_ids[i, :size] = range(size), 1
     score = jax.jit(functools.partial(response_logprobs, TINY))
-    logprobs, _ = score(params(), tokens, positions, segment_ids, temperature)
+    logprobs, _ = score(params(), tokens, positions, segment_ids, temperature=temperature)
     for i, prompt in enumerate(PROMPTS):
         np.testing.assert_allclose(out.logprobs[i], logprobs[i, len(prompt) : len(prompt) + R], atol=1e-5)
 
 
 def test_no_setting_compiles_anew():
-    sample: Any = make_sampler(TINY, [NEVER], PAD)
+    sample = make_sampler(TINY, [NEVER], PAD)
     tokens, lengths = pad_prompts(PROMPTS, PAD, P)
     settings = [(1.0, 1.0, 0, R), (0, 1, 0, 1), (0.4, 0.9, 5, 3), (np.float32(2), 0.5, np.int64(2), 4)]
     for i, setting in enumerate(settings):
-        sample(params(), tokens, lengths, jax.random.split(jax.random.key(i), 3), *setting, capacity=R)
-    assert sample.__wrapped__._cache_size() == 1
+        keys = jax.random.split(jax.random.key(i), 3)
+        sample(params(), tokens, lengths, keys, *setting, capacity=R, bucket=lambda _: 3)
+    assert [part._cache_size() for part in (sample.read, sample.start, sample.decode)] == [1, 1, 1]
 
 
 def test_no_logits_of_the_whole_prompt():
@@ -155,7 +155,7 @@ def test_no_logits_of_the_whole_prompt():
     sample = make_sampler(config, [1], PAD)
     arrays = jax.ShapeDtypeStruct((4, 64), jnp.int32), jax.ShapeDtypeStruct((4,), jnp.int32)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 4))
-    trace = functools.partial(sample, capacity=R)
+    trace = functools.partial(sample.whole, capacity=R)
     jaxpr = jax.make_jaxpr(trace)(nn.unbox(abstract_params(config)), *arrays, keys, 1.0, 1.0, 0, R)
 
     def largest(jaxpr):
@@ -165,82 +165,82 @@ def test_no_logits_of_the_whole_prompt():
     assert largest(jaxpr.jaxpr) < 4 * 64 * config.vocab_size
 
 
-@pytest.mark.slow
-def test_sharded_parameters_draw_the_same():
-    """Key/value heads and the MLP over two devices, rows over four."""
-    tokens, lengths = pad_prompts([*PROMPTS, [4]], PAD, P)
-    keys = jax.random.split(jax.random.key(0), 4)
-    want = sampler(NEVER)(params(), tokens, lengths, keys, 1.0, 1.0, 0, R, capacity=R)
-    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "tensor"))
-    table = {"heads": "tensor", "kv_heads": "tensor", "mlp": "tensor"}
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_prompt_read_once_serves_several_rows(temperature):
+    asked = np.array([2, 0, 0])
+    tokens, lengths = pad_prompts(PROMPTS, PAD, P)
+    call = functools.partial(sampler(NEVER), params(), capacity=R)
+    settings = jax.random.split(jax.random.key(1), 3), temperature, 1.0, 0, R
+    shared, apart = call(tokens, lengths, *settings, rows=asked), call(tokens[asked], lengths[asked], *settings)
+    np.testing.assert_array_equal(shared.tokens, apart.tokens)
+    np.testing.assert_allclose(shared.logprobs, apart.logprobs, atol=1e-5)
+    with pytest.raises(ValueError, match="rows names prompts 0 to 3; there are 0 to 2"):
+        call(tokens, lengths, *settings, rows=np.array([0, 3, 1]))
 
-    def place(box, leaf):
-        names = PartitionSpec(*(table.get(name) for name in box.names))
-        return jax.device_put(leaf, NamedSharding(mesh, names))
 
-    sharded = jax.tree.map(place, abstract_params(TINY), params(), is_leaf=lambda x: hasattr(x, "names"))
-    rows = NamedSharding(mesh, PartitionSpec("data"))
-    tokens, lengths, keys = jax.device_put((tokens, lengths, keys), rows)
-    got = sampler(NEVER)(sharded, tokens, lengths, keys, 1.0, 1.0, 0, R, capacity=R)
+def test_rows_that_go_on_move_into_a_smaller_batch():
+    """Of 16 rows some end early; the others go on among 8 or 4, and say what they would have said."""
+    long, sample = 40, make_sampler(TINY, [1, 2, 3], PAD)
+    prompts = [PROMPTS[i % 3] for i in range(16)]
+    tokens, lengths = pad_prompts(prompts, PAD, P)
+    keys = jax.random.split(jax.random.key(2), 16)
+    sizes = []
+
+    def bucket(rows):
+        return max(4, 1 << (rows - 1).bit_length())
+
+    def decode(params, replies, settings, stop_at, layout):
+        before = int(replies.output.turns)
+        out = sample.decode(params, replies, settings, stop_at, layout=layout)
+        sizes.append((len(replies.token), int(out.output.turns) - before))
+        return out
+
+    moving = dataclasses.replace(sample, decode=decode)
+    setting = 1.0, 1.0, 0, long
+    want = sample(params(), tokens, lengths, keys, *setting, capacity=long)
+    got = moving(params(), tokens, lengths, keys, *setting, capacity=long, bucket=bucket)
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_allclose(got.logprobs, want.logprobs, atol=1e-5)
+    np.testing.assert_array_equal(got.lengths, want.lengths)
+    np.testing.assert_array_equal(got.finished, want.finished)
+    assert got.turns == want.turns
+    # In each batch as many turns as it takes until the rows that go on fit the next.
+    batches, start = [size for size, _ in sizes], 1
+    assert batches in ([16, 8], [16, 8, 4], [16, 4])
+    for size, turns in sizes:
+        start += turns
+        live = (want.lengths > start) | ((want.lengths == start) & ~want.finished)
+        assert bucket(max(int(live.sum()), 1)) < size or start == want.turns
+    assert sum(size * turns for size, turns in sizes) < 16 * (want.turns - 1)
 
 
-LOGITS = np.log([[0.5, 0.2, 0.15, 0.1, 0.05]]).astype(np.float32)
+@pytest.mark.slow
+def test_sharded_parameters_draw_the_same():
+    """Rows over fsdp; heads over tensor, the two key/value heads whole since four devices don't divide them."""
+    mesh = make_mesh(MeshConfig(fsdp=2, tensor=4))
+    config = dataclasses.replace(TINY, vocab_size=16)
+    whole, sample = random_params(config), make_sampler(config, [15], PAD)
+    sharded = jax.tree.map(jax.device_put, whole, param_shardings(abstract_params(config), mesh))
+    asked = np.array([0, 1, 2, 0, 0, 1, 2, 2])
+    tokens, lengths = pad_prompts([*PROMPTS, []], PAD, P)
+    keys = jax.random.split(jax.random.key(0), 8)
+    for temperature in (0.0, 1.0):
+        setting = temperature, 1.0, 0, R
+        want, got = (sample(p, tokens, lengths, keys, *setting, capacity=R, rows=asked) for p in (whole, sharded))
+        np.testing.assert_array_equal(got.tokens, want.tokens)
+        np.testing.assert_allclose(got.logprobs, want.logprobs, atol=1e-5)
+    cache = sample.read(sharded, tokens, lengths, capacity=R, layout=Layout(mesh)).cache
+    assert cache.key.sharding.is_equivalent_to(NamedSharding(mesh, PartitionSpec(None, "fsdp")), 5)
 
 
-@pytest.mark.parametrize(
-    ("top_p", "top_k", "kept"),
-    [
-        (1.0, 0, 5),
-        (1.0, 2, 2),
-        (1.0, 99, 5),
-        (0.5, 0, 1),
-        (0.51, 0, 2),
-        (0.8, 0, 3),
-        (0.0, 0, 1),
-        (0.75, 3, 2),  # of what top-k leaves: 0.5 / 0.85 and 0.2 / 0.85
-    ],
-)
-def test_truncation_by_hand(top_p, top_k, kept):
-    """The vocabulary in another order, so that the places have to come back right."""
-    order = np.array([3, 0, 4, 2, 1])
-    got = np.asarray(truncate(jnp.array(LOGITS[:, order]), top_p, top_k))
-    want = np.where(order < kept, LOGITS[0, order], -np.inf)
-    np.testing.assert_array_equal(got, want[None])
-
-
-def draws(count, **settings):
-    keys = jax.random.split(jax.random.key(11), count)
-    setting = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, **settings}
-    return jax.jit(draw)(keys, jnp.tile(LOGITS, (count, 1)), **setting)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.4, 3.0])
-def test_draws_follow_the_tempered_distribution(temperature):
-    """The chi-square statistic of 20,000 draws, 4 degrees of freedom: above 18.5 once in a thousand seeds."""
-    tokens, logprobs = draws(20_000, temperature=temperature)
-    chex.assert_shape([tokens, logprobs], (20_000,))
-    weight = np.exp(LOGITS[0] / temperature)
-    probability = weight / weight.sum()
-    counts = np.bincount(tokens, minlength=5)
-    assert ((counts - 20_000 * probability) ** 2 / (20_000 * probability)).sum() < 18.5
-    np.testing.assert_allclose(logprobs, np.log(probability)[tokens], atol=1e-5)
-
-
-def test_truncated_draws_renormalise_but_report_the_whole_distribution():
-    tokens, logprobs = draws(20_000, top_p=0.8, temperature=1.0)
-    counts = np.bincount(tokens, minlength=5)
-    expected = 20_000 * np.array([0.5, 0.2, 0.15]) / 0.85
-    assert not counts[3:].any()
-    assert ((counts[:3] - expected) ** 2 / expected).sum() < 13.8  # 2 degrees of freedom
-    np.testing.assert_allclose(logprobs, LOGITS[0][tokens], atol=1e-5)
-
-
-def test_greedy_ignores_truncation_and_reports_temperature_one():
-    tokens, logprobs = draws(3, temperature=0.0, top_p=0.1, top_k=3)
-    np.testing.assert_array_equal(tokens, [0, 0, 0])
-    np.testing.assert_allclose(logprobs, np.log(0.5), atol=1e-6)
+def test_a_bfloat16_cache_is_half_the_size():
+    """And what a reply starts with is as likely as in float32, within the precision."""
+    half = make_sampler(dataclasses.replace(TINY, dtype="bfloat16"), [NEVER], PAD)
+    tokens, lengths = pad_prompts(PROMPTS, PAD, P)
+    read, exact = (s.read(params(), tokens, lengths, capacity=R, layout=None) for s in (half, sampler(NEVER)))
+    chex.assert_type([read.cache.key, read.cache.value], jnp.bfloat16)
+    chex.assert_type(read.logits, jnp.float32)
+    assert np.abs(read.logits - exact.logits).max() < 0.05 * np.abs(exact.logits).max()
 
 
 @pytest.mark.parametrize(
@@ -260,10 +260,10 @@ def test_bad_token_ids(eos_ids, pad_id, message):
         ({"new": R + 1}, "max_new_tokens is 6; expected 1 to capacity = 5"),
         ({"new": 0}, "max_new_tokens is 0"),
         ({"capacity": 0}, "capacity is 0"),
-        ({"prompts": []}, r"shape \(0, 6\); expected \[B, P\]"),
+        ({"prompts": []}, r"shape \(0, 6\); expected \[U, P\]"),
         (
             {"keys": jnp.zeros((3, 2), jnp.uint32)},
-            r"keys \(3, 2\); expected one length and one typed PRNG key",
+            r"keys \(3, 2\) of type uint32; expected one length per prompt and one typed PRNG key",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """Collecting: groups, compaction, truncation, memory, keys with scripted replies; then a real sampler."""
 
+import dataclasses
 from typing import Any
 
 import chex
@@ -10,10 +11,13 @@ import pytest
 from envs.core import make_vector, prompt_format
 from envs.frozen_lake import MOVES, FrozenLakeText, lake_map, shortest_path
 from hgpo_jax.config import MeshConfig, ModelConfig, RolloutConfig, SamplingConfig
+from hgpo_jax.policy.sampling import SampleOutput, Sampler, make_sampler
 from hgpo_jax.policy.tokenization import load_tokenizer
 from hgpo_jax.policy.transformer import abstract_params, init_params
-from hgpo_jax.rollout.collector import bucket_length, bucket_rows, collect, make_actor, merge_metrics
+from hgpo_jax.rollout import collector
+from hgpo_jax.rollout.collector import Reply, bucket_length, bucket_rows, collect, make_actor, merge_metrics
 from hgpo_jax.sharding import make_mesh, param_shardings
+from hgpo_jax.types import Trajectories
 
 LAKE = "hgpo/FrozenLakeText-v0"
 TOKENIZER = load_tokenizer("frozen_lake")
@@ -34,7 +38,10 @@ class Script:
         self.prompts.append([TOKENIZER.decode(prompt) for prompt in prompts])
         replies = [self.reply(i, prompt, turn) for i, prompt in enumerate(self.prompts[-1])]
         tokens = [np.array([*TOKENIZER.encode(text), EOS], np.int32) for text in replies]
-        return [(row, np.full(len(row), -0.5, np.float32)) for row in tokens]
+        return [
+            Reply(row, np.full(len(row), -0.5, np.float32), cut="right" in text)
+            for row, text in zip(tokens, replies, strict=True)
+        ]
 
 
 def roll(act, tasks=(0, 1), group_size=2, num_envs=None, config=CONFIG, vector_env=None, key=0, **changes):
@@ -83,7 +90,7 @@ def test_two_processes_collect_what_one_would():
     def by_key(params, prompts, keys, sampling):
         del params, prompts, sampling
         moves = [TOKENIZER.encode(f"i go {[*MOVES.values()][word % 4]}") for word in keys[:, 1]]
-        return [(np.array([*move, EOS], np.int32), np.zeros(len(move) + 1, np.float32)) for move in moves]
+        return [Reply(np.array([*move, EOS], np.int32), np.zeros(len(move) + 1, np.float32), False) for move in moves]
 
     whole, metrics = roll(by_key, tasks=(0, 4, 9), group_size=2)
     collected = roll(by_key, tasks=(0,)), roll(by_key, tasks=(4, 9), first_episode=2)
@@ -170,8 +177,9 @@ def test_the_batch_holds_what_was_read_and_said():
 
 def test_prompts_are_cut_from_the_left():
     act = Script(lambda *_: "go up")
-    batch, _ = roll(act, config=RolloutConfig(max_steps=2, max_prompt_length=5, max_response_length=4))
+    batch, metrics = roll(act, config=RolloutConfig(max_steps=2, max_prompt_length=5, max_response_length=4))
     assert {len(prompt) for prompt in batch.prompt_tokens} == {5}
+    assert metrics["prompt_cut_share"] == 1.0
     assert all(prompt.endswith("you") for prompt in act.prompts[1])
 
 
@@ -267,6 +275,90 @@ def test_a_random_model_rolls_out_the_same_way_twice():
     assert metrics["episodes"] == 3
 
 
+def test_replies_that_the_length_limit_cut_are_marked(tmp_path):
+    act = Script(lambda i, prompt, turn: "i go to the right" if turn in (1, 2, 4) else "go up")
+    batch, metrics = roll(act, tasks=(0,), group_size=1)
+    assert batch.response_cut is not None
+    np.testing.assert_array_equal(batch.response_cut, [False, True, True, False, True, False])
+    assert metrics["response_cut_share"] == 0.5
+    assert metrics["prompt_cut_share"] == 0.0
+    batch.save(tmp_path / "batch.npz")
+    np.testing.assert_array_equal(Trajectories.load(tmp_path / "batch.npz").response_cut, batch.response_cut)
+
+
+class Recorder:
+    """Stands in for a sampler: notes what the actor asks and lets row r say its prompt's first token, r times."""
+
+    def __init__(self):
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(self, params, tokens, lengths, keys, temperature, top_p, top_k, new, *, capacity, rows, bucket):
+        self.calls.append({"tokens": tokens, "lengths": lengths, "keys": keys, "rows": rows})
+        read = np.arange(len(tokens)) if rows is None else rows
+        first = [tokens[i, tokens.shape[1] - lengths[i]] if lengths[i] else 0 for i in read]
+        size = np.arange(len(read)) % capacity
+        said = np.repeat(np.array(first)[:, None], capacity, axis=1).astype(np.int32)
+        return SampleOutput(said, said * -0.5, size, size < 3, np.int32(capacity))
+
+
+def test_equal_prompts_are_read_once(monkeypatch):
+    """16 tasks of 8: 16 prompts are read for 128 replies. Where no smaller batch would come of it, all are."""
+    recorder = Recorder()
+    monkeypatch.setattr(collector, "make_sampler", lambda *_: recorder)
+    act = make_actor(MODEL, TOKENIZER, CONFIG)
+    keys = np.arange(256, dtype=np.uint32).reshape(128, 2)
+
+    def ask(first_tokens):
+        prompts = [np.full(5, token, np.int32) for token in first_tokens]
+        replies = act({}, prompts, keys[: len(prompts)], SamplingConfig())
+        assert [len(reply.tokens) for reply in replies] == [i % 8 for i in range(len(prompts))]
+        assert [reply.cut for reply in replies] == [i % 8 >= 3 for i in range(len(prompts))]
+        assert all((reply.tokens == token).all() for reply, token in zip(replies, first_tokens, strict=True))
+        return recorder.calls[-1]
+
+    shared = ask(np.repeat(np.arange(3, 19), 8))
+    chex.assert_shape(shared["tokens"], (16, 32))
+    np.testing.assert_array_equal(shared["rows"], np.repeat(np.arange(16), 8))
+    np.testing.assert_array_equal(jax.random.key_data(shared["keys"]), keys)
+    # 20 replies go in a batch of 32; its other rows reply to an empty prompt, which is passed over.
+    padded = ask([4, 5] * 10)
+    chex.assert_shape(padded["tokens"], (8, 32))
+    np.testing.assert_array_equal(padded["rows"], [0, 1] * 10 + [2] * 12)
+    np.testing.assert_array_equal(padded["lengths"], [5, 5] + [0] * 6)
+    different = ask(range(3, 15))
+    chex.assert_shape(different["tokens"], (16, 32))
+    assert different["rows"] is None
+
+
+@pytest.mark.slow
+def test_decoding_halves_when_half_of_the_episodes_are_over(monkeypatch):
+    """Rows times turns of the decoding, and compilations, when 16 episodes go on and when 8 do."""
+    cost: list[int] = []
+    samplers: list[Sampler] = []
+
+    def counting(*args):
+        samplers.append(make_sampler(*args))
+
+        def decode(params, replies, *args, **kwargs):
+            rows, before = len(replies.token), int(replies.output.turns)
+            out = samplers[0].decode(params, replies, *args, **kwargs)
+            cost.append(rows * (int(out.output.turns) - before))
+            return out
+
+        return dataclasses.replace(samplers[0], decode=decode)
+
+    monkeypatch.setattr(collector, "make_sampler", counting)
+    act = make_actor(MODEL, TOKENIZER, CONFIG)
+    params = init_params(MODEL, jax.random.key(1))
+    prompt, keys = np.arange(3, 9, dtype=np.int32), np.full((16, 2), 7, np.uint32)
+    for live in (16, 8, 16, 5):
+        replies = act(params, [prompt] * live, keys[:live], SamplingConfig())
+        assert {len(reply.tokens) for reply in replies} == {CONFIG.max_response_length}
+    assert cost == [16 * 7, 8 * 7, 16 * 7, 8 * 7]
+    # Both batches decode; the one prompt is read in a batch of eight for either.
+    assert [part._cache_size() for part in (samplers[0].read, samplers[0].start, samplers[0].decode)] == [1, 2, 2]
+
+
 @pytest.mark.slow
 def test_a_rows_reply_does_not_depend_on_the_rows_beside_it():
     params = init_params(MODEL, jax.random.key(1))
@@ -278,6 +370,7 @@ def test_a_rows_reply_does_not_depend_on_the_rows_beside_it():
     mesh = make_mesh(MeshConfig(data=3, tensor=2))  # three do not divide the usual eight rows
     spread = jax.device_put(params, param_shardings(abstract_params(MODEL), mesh))
     spread_replies = act(spread, prompts, keys, SamplingConfig())
-    for (tokens, logprob), (expected, expected_logprob) in zip(together * 2, alone + spread_replies, strict=True):
-        np.testing.assert_array_equal(tokens, expected)
-        np.testing.assert_allclose(logprob, expected_logprob, atol=1e-5)
+    for reply, expected in zip(together * 2, alone + spread_replies, strict=True):
+        np.testing.assert_array_equal(reply.tokens, expected.tokens)
+        np.testing.assert_allclose(reply.logprobs, expected.logprobs, atol=1e-5)
+        assert reply.cut == expected.cut == (reply.tokens[-1] != EOS)
