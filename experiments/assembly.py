@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -14,13 +15,15 @@ from jax.sharding import Mesh
 
 from envs.core import held_out_tasks, make_vector, prompt_format
 from experiments.configs import RunConfig
+from hgpo_jax import adapters
 from hgpo_jax.config import MeshConfig
 from hgpo_jax.estimators import make_estimator, step_signals
 from hgpo_jax.learner.packing import Share, pack_steps, with_logprobs
 from hgpo_jax.learner.update import init_state, make_logprobs, make_optimizer, make_update
 from hgpo_jax.policy.sampling import in_compute_dtype
-from hgpo_jax.policy.tokenization import Tokenizer, load_tokenizer
-from hgpo_jax.policy.transformer import Transformer, abstract_params, response_logprobs
+from hgpo_jax.policy.tokenization import AnyTokenizer, load_tokenizer
+from hgpo_jax.policy.transformer import Transformer, abstract_params, init_adapters, response_logprobs
+from hgpo_jax.policy.weights import load_params, model_config_of, resolve_checkpoint
 from hgpo_jax.processes import agree_max, check_mesh, gather, local_mesh, local_replica, own_share
 from hgpo_jax.rollout.collector import Act, collect, make_actor, merge_metrics
 from hgpo_jax.sharding import Layout, batch_multiple, batch_shardings, make_mesh, param_shardings, state_shardings
@@ -42,6 +45,19 @@ def signals_of(config: RunConfig, batch: Trajectories) -> StepSignals:
     )
 
 
+def resolve(config: RunConfig) -> RunConfig:
+    """The config with its model's shape read from ``init``, where it starts from a Hugging Face model.
+
+    Raises:
+      ValueError: no such folder or model, or one of another architecture.
+    """
+    if not config.init:
+        return config
+    own = ("dtype", "param_dtype", "lora_rank", "lora_alpha", "attention", "remat")
+    kept = {name: getattr(config.model, name) for name in own}
+    return dataclasses.replace(config, model=model_config_of(resolve_checkpoint(config.init), **kept))
+
+
 class Rollouts:
     """Environments and actor of a run, made once; ``train`` and ``evaluate`` collect with them.
 
@@ -50,10 +66,11 @@ class Rollouts:
 
     def __init__(self, config: RunConfig):
         self.config = config
-        self.tokenizer: Tokenizer = load_tokenizer(config.tokenizer)
+        name = config.tokenizer or str(resolve_checkpoint(config.init))
+        self.tokenizer: AnyTokenizer = load_tokenizer(name)
         if self.tokenizer.vocab_size > config.model.vocab_size:
             raise ValueError(
-                f"tokenizer {config.tokenizer!r} has {self.tokenizer.vocab_size} tokens, but model.vocab_size is "
+                f"tokenizer {name!r} has {self.tokenizer.vocab_size} tokens, but model.vocab_size is "
                 f"{config.model.vocab_size}: set model.vocab_size to at least the former"
             )
         tasks, processes = config.rollout.tasks, jax.process_count()
@@ -137,16 +154,37 @@ class Learner:
             shardings=shardings,
         )
         self._logprobs = make_logprobs(self.logprob_fn, mesh=self.mesh)
-        self.state: TrainState = init_state(config.model, self.optimizer, jax.random.key(config.seed), self.mesh)
-        self.reference: Any = None
+        key = jax.random.key(config.seed)
+        loaded = self._load(abstract, key) if config.init else None
+        self.state: TrainState = init_state(config.model, self.optimizer, key, self.mesh, loaded)
+        self._reference: Any = None
         self.start_from(self.state.params)
+
+    def _load(self, abstract: Any, key: jax.Array) -> Any:
+        """The parameters of ``config.init``, and fresh adapters beside them where the model has some."""
+        model = self.config.model
+        shardings = None if self.mesh is None else param_shardings(abstract, self.mesh)
+        base = None if shardings is None else adapters.split(shardings)[1] or shardings
+        params = load_params(resolve_checkpoint(self.config.init), model, base)
+        if not model.lora_rank:
+            return params
+        places = None if shardings is None else adapters.split(shardings)[0]
+        return adapters.join(jax.jit(lambda: init_adapters(model, key), out_shardings=places)(), params)
 
     def start_from(self, params: Any) -> None:
         """Sets the parameters, and the frozen reference where the loss has one."""
         self.state = self.state.replace(params=params)  # pyright: ignore[reportAttributeAccessIssue]
-        if self.config.loss.kl_coef:
-            # A copy, since the update is given the state's own buffers.
-            self.reference = jax.tree.map(lambda x: x.copy(), params)
+        if self.config.loss.kl_coef and not self.config.model.lora_rank:
+            # A copy, since the update is given the state's own buffers; in the dtype that the model casts them to.
+            copy = jax.jit(lambda params: jax.tree.map(jnp.copy, in_compute_dtype(params, self.config.model)))
+            self._reference = copy(params)
+
+    @property
+    def reference(self) -> Any:
+        """The frozen policy that the loss compares with; None where it has none."""
+        if self.config.loss.kl_coef and self.config.model.lora_rank:
+            return adapters.disabled(self.state.params)
+        return self._reference
 
     def sampling_params(self, params: Any = None) -> Any:
         """The state's parameters, or others, for the sampler: a copy on this process's devices where there is a mesh.
@@ -181,8 +219,9 @@ class Learner:
         )
         if self.mesh is not None:
             packed = jax.make_array_from_process_local_data(batch_shardings(packed, self.mesh), packed)
-        if self.reference is not None:
-            packed = with_logprobs(packed, ref=self._logprobs(self.reference, packed))
+        reference = self.reference
+        if reference is not None:
+            packed = with_logprobs(packed, ref=self._logprobs(reference, packed))
         return packed
 
     def learn(self, batch: Trajectories, iteration: int) -> Metrics:

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import jax
 import tyro
 
-from experiments.assembly import Learner, Rollouts
+from experiments.assembly import Learner, Rollouts, resolve
 from experiments.configs import RunConfig, changed_fields, config_from_json, config_to_json, load_config
 from experiments.console import CONSOLE, count_compilations, progress_bar, stop_requests, summarise
 from experiments.records import Records, draw_learning_curve, environment
@@ -66,7 +66,7 @@ def train(command: TrainCommand) -> Path:
 
 
 def _train(command: TrainCommand, watchdog: Watchdog) -> Path:
-    run, resume = command.run, command.resume
+    run, resume = resolve(command.run), command.resume
     started, compilations = time.perf_counter(), count_compilations()
     where = resume or command.directory or _default_directory(run)
     require_alike("configuration or directory", json.dumps([config_to_json(run), str(where), bool(resume)]))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -17,7 +17,6 @@ from hgpo_jax.sharding import (
     batch_multiple,
     batch_shardings,
     make_mesh,
-    mesh_of,
     param_shardings,
     partition_spec,
     state_shardings,
@@ -146,18 +145,15 @@ def test_a_batch_has_its_rows_over_data_and_fsdp():
     np.testing.assert_array_equal(placed.tokens, batch.tokens)
 
 
-def test_loaded_weights_are_copied():
-    """The state is donated to the update: the weights it started from, a reference policy perhaps, stay."""
-    optimizer = make_optimizer(OptimizerConfig())
+@pytest.mark.parametrize("mesh_shape", [None, (2, 2, 2)], ids=str)
+def test_loaded_weights_are_taken_over(mesh_shape):
+    """No second copy of them exists: the state holds their very buffers."""
+    mesh = None if mesh_shape is None else make_mesh(MeshConfig(*mesh_shape))
     loaded = transformer.init_params(MODEL, jax.random.key(5))
-    state = init_state(MODEL, optimizer, jax.random.key(0), params=loaded)
-    jax.tree.map(lambda x: x.delete(), state.params)
-    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(loaded))
-
-
-def test_mesh_of_arrays():
-    mesh = make_mesh(MeshConfig(fsdp=4))
-    array = jnp.zeros((4, 2))
-    assert mesh_of({"w": jax.device_put(array, jax.NamedSharding(mesh, P("fsdp")))}) == mesh
-    for single in ({"w": array}, {"w": np.zeros(2)}, {}, None):
-        assert mesh_of(single) is None
+    if mesh is not None:
+        loaded = jax.device_put(loaded, param_shardings(transformer.abstract_params(MODEL), mesh))
+    values = jax.device_get(loaded)
+    where = [x.addressable_shards[0].data.unsafe_buffer_pointer() for x in jax.tree.leaves(loaded)]
+    state = init_state(MODEL, make_optimizer(OptimizerConfig()), jax.random.key(0), mesh, params=loaded)
+    assert where == [x.addressable_shards[0].data.unsafe_buffer_pointer() for x in jax.tree.leaves(state.params)]
+    chex.assert_trees_all_equal(jax.device_get(state.params), values)

@@ -52,8 +52,9 @@ class RunConfig:
     """Everything that decides a run's result."""
 
     model: ModelConfig
-    tokenizer: str  # a shipped tokenizer's name, a path, or a Hugging Face model's folder or hub id
-    init: str = ""  # the folder or hub id of a Hugging Face model to start from; "" draws random weights
+    tokenizer: str  # a shipped tokenizer's name, a path, a Hugging Face folder or hub id; "" takes that of init
+    # The folder or hub id of a Hugging Face model to start from, whose shape replaces the model's; "" draws weights.
+    init: str = ""
     env: str = "hgpo/FrozenLakeText-v0"
     env_options: dict[str, int] = dataclasses.field(default_factory=dict)
     iterations: int = 160
@@ -96,6 +97,13 @@ class RunConfig:
         for name, value in {"seed": self.seed, "evaluation.seed": self.evaluation.seed}.items():
             if value < 0:
                 raise ValueError(f"{name} is {value}, but has to be at least 0")
+        if not self.tokenizer and not self.init:
+            raise ValueError("tokenizer is empty: name one, or a Hugging Face model in init")
+        if self.warm_start.batches and self.model.lora_rank:
+            raise ValueError(
+                "warm_start trains all parameters, model.lora_rank only adapters: set warm_start.batches to 0 and "
+                "start from a trained model (init), or set model.lora_rank to 0"
+            )
         if self.rollout.train_sampling.temperature <= 0:
             raise ValueError("rollout.train_sampling.temperature must be above 0: greedy replies give no gradient")
 

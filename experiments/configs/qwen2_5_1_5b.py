@@ -1,7 +1,7 @@
 """Qwen2.5-1.5B-Instruct, trained with HGPO (K = 2) at the published settings, on any text environment.
 
     python -m experiments.train qwen2_5_1_5b --env hgpo/FrozenLakeText-v0 --mesh.fsdp -1
-    python -m experiments.train qwen2_5_1_5b --init DIR --tokenizer DIR      a checkpoint that lies on disk
+    python -m experiments.train qwen2_5_1_5b --init DIR      a checkpoint on disk, of any size of Qwen2.5 or Qwen3
 
 Published: 16 tasks in groups of 8, 50 steps, prompts of 4,096 and replies of 512 tokens, AdamW at 1e-6, 160 iterations,
 mini-batches of 256 steps; evaluation on 128 tasks every 5 iterations. Here, besides: the weights are read once to f32
@@ -17,7 +17,7 @@ from hgpo_jax.config import LearnerConfig, ModelConfig, RolloutConfig
 
 CONFIG = RunConfig(
     init="Qwen/Qwen2.5-1.5B-Instruct",
-    tokenizer="Qwen/Qwen2.5-1.5B-Instruct",
+    tokenizer="",
     model=ModelConfig(
         vocab_size=151_936,
         hidden_size=1_536,

@@ -15,7 +15,6 @@ from hgpo_jax.config import ModelConfig
 CONFIG = dataclasses.replace(
     SMALLER,
     init="Qwen/Qwen2.5-7B-Instruct",
-    tokenizer="Qwen/Qwen2.5-7B-Instruct",
     model=ModelConfig(
         vocab_size=152_064,
         hidden_size=3_584,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -66,30 +67,32 @@ def init_state(
     mesh: Mesh | None = None,
     params: Any = None,
 ) -> TrainState:
-    """A fresh state, each array made where it lives.
+    """A state to start from, each array made where it lives.
 
     Args:
       config: of the model.
       optimizer: from ``make_optimizer``.
       key: typed PRNG key []; one half draws the parameters, the other goes on in the state.
       mesh: None for a single device.
-      params: loaded weights to start from; None draws them.
+      params: loaded weights, where they belong on the mesh. The state takes them over: who needs them besides, as a
+        reference, copies them. None draws some.
 
     The optimizer's state is float32 whatever the parameters are. Where the parameters hold low-rank adapters it is
     that of the adapters alone.
     """
     param_key, state_key = jax.random.split(key)
 
-    def init(params: Any) -> TrainState:
-        # Copied: a state that shared the loaded arrays would delete them when it is donated.
-        drawn = transformer.init_params(config, param_key) if params is None else jax.tree.map(jnp.copy, params)
-        opt_state: Any = optimizer.init(in_float32(adapters.split(drawn)[0]))
-        return TrainState(params=drawn, opt_state=opt_state, step=jnp.int32(0), key=state_key)
+    def beside(params: Any) -> TrainState:
+        opt_state: Any = optimizer.init(in_float32(adapters.split(params)[0]))
+        return TrainState(params=(), opt_state=opt_state, step=jnp.int32(0), key=state_key)
 
+    draw = functools.partial(transformer.init_params, config, param_key)
     if mesh is None:
-        return jax.jit(init)(params)
-    shardings = state_shardings(transformer.abstract_params(config), optimizer, mesh)
-    return jax.jit(init, out_shardings=shardings)(params)
+        params = draw() if params is None else params
+        return jax.jit(beside)(params).replace(params=params)  # pyright: ignore[reportAttributeAccessIssue]
+    places: Any = state_shardings(transformer.abstract_params(config), optimizer, mesh)
+    params = jax.jit(draw, out_shardings=places.params)() if params is None else params
+    return jax.jit(beside, out_shardings=places.replace(params=()))(params).replace(params=params)
 
 
 def make_update(
