@@ -30,18 +30,21 @@ class Flops:
         """One forward pass."""
         return self.weights + self.attention + self.logits
 
-    @property
-    def training(self) -> float:
-        """Forward and backward pass, nothing made twice: what model FLOPs utilisation is quoted in."""
-        return 3 * self.forward
+    def training(self, frozen: bool = False) -> float:
+        """Forward and backward pass, nothing made twice: what model FLOPs utilisation is quoted in.
+
+        Args:
+          frozen: the weights are, and low-rank adapters (left out) are trained: no gradient of a matrix is made.
+        """
+        return 3 * self.forward - (self.weights + self.logits if frozen else 0.0)
 
     def executed(self, remat: str) -> float:
-        """What an update's forward and backward pass run, recomputation included.
+        """What an update's forward and backward pass run, recomputation included, all parameters trained.
 
         "products" keeps the products with weights and makes attention's again.
         """
         again = {"none": 0.0, "layer": self.weights + self.attention, "products": self.attention}[remat]
-        return self.training + self.logits + again
+        return self.training() + self.logits + again
 
 
 def layer_weights(model: ModelConfig) -> int:
@@ -80,9 +83,7 @@ def row_flops(model: ModelConfig, rows: int, length: int, predicted: int) -> Flo
     return forward_flops(model, float(rows * length), (length + 1) / 2, float(rows * predicted))
 
 
-def sampling_flops(model: ModelConfig, rows: int, prompt: int, response: int) -> Flops:
-    """Reading ``rows`` prompts and drawing ``response`` tokens each; the last one drawn is not read."""
-    prefill = row_flops(model, rows, prompt, 1)
+def decode_flops(model: ModelConfig, rows: int, prompt: int, response: int) -> Flops:
+    """Drawing ``response`` tokens after prompts that were read, which gave the first: the last is not read."""
     turns = response - 1
-    decode = forward_flops(model, float(rows * turns), prompt + (turns + 1) / 2, float(rows * turns))
-    return Flops(prefill.weights + decode.weights, prefill.attention + decode.attention, prefill.logits + decode.logits)
+    return forward_flops(model, float(rows * turns), prompt + (turns + 1) / 2, float(rows * turns))

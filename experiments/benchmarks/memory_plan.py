@@ -51,12 +51,13 @@ class Plan:
     model: str = "qwen2_5_7b"  # a config of experiments/configs
     topology: str = "v5e:4x4"  # v5e:RxC, v6e:RxC, v5p:XxYxZ, or for GPUs gpuGB:COUNT
     mesh: MeshConfig = MeshConfig(fsdp=-1)
-    accumulation: int | None = None  # parts of a mini-batch; None: one row of each part on a device
     # None leaves the config's own:
+    rows_per_device: int | None = None  # that are learned from at a time
     param_dtype: Literal["float32", "bfloat16"] | None = None
     remat: Literal["none", "layer", "products"] | None = None
     attention: Literal["auto", "plain", "blockwise", "splash"] | None = None
     num_layers: int | None = None
+    lora_rank: int | None = None
     sampling_tensor: int | None = None  # rollout.tensor: devices that share the sampler's copy of the weights
 
 
@@ -89,29 +90,30 @@ def run_config(plan: Plan) -> RunConfig:
       ValueError: no config of that name.
     """
     config = load_config(plan.model)
-    chosen = {name: getattr(plan, name) for name in ("param_dtype", "remat", "attention", "num_layers")}
+    chosen = {name: getattr(plan, name) for name in ("param_dtype", "remat", "attention", "num_layers", "lora_rank")}
     given = {name: value for name, value in chosen.items() if value is not None}
-    rollout = config.rollout
+    rollout, learner = config.rollout, config.learner
     if plan.sampling_tensor is not None:
         rollout = dataclasses.replace(rollout, tensor=plan.sampling_tensor)
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, **given), rollout=rollout)
+    if plan.rows_per_device is not None:
+        learner = dataclasses.replace(learner, rows_per_device=plan.rows_per_device)
+    model = dataclasses.replace(config.model, **given)
+    return dataclasses.replace(config, model=model, rollout=rollout, learner=learner)
 
 
 def row_multiple(program: ProgramName, config: RunConfig, mesh: Mesh) -> int:
     """Devices that share the rows: of the whole mesh, or of the process that samples."""
-    return batch_multiple(programs.sampling_mesh(config, mesh) if program == "sampling" else mesh)
+    return batch_multiple(programs.sampling_mesh(config, mesh) if program in programs.SAMPLING else mesh)
 
 
-def default_rows(program: ProgramName, plan: Plan, config: RunConfig, mesh: Mesh) -> int:
+def default_rows(program: ProgramName, config: RunConfig, mesh: Mesh) -> int:
     """Rows of a part of a mini-batch, or a process's episodes, which are sampled together."""
-    if program == "sampling":
+    multiple = row_multiple(program, config, mesh)
+    if program in programs.SAMPLING:
         processes = len({device.process_index for device in mesh.devices.flat})
         episodes = math.ceil(config.rollout.tasks / processes) * config.rollout.group_size
-        multiple = row_multiple(program, config, mesh)
         return math.ceil(episodes / multiple) * multiple
-    if plan.accumulation is None or program == "estimator":
-        return batch_multiple(mesh)
-    return config.learner.minibatch_steps // plan.accumulation
+    return multiple * (config.learner.rows_per_device or math.ceil(config.learner.minibatch_steps / multiple))
 
 
 def bytes_beside(program: ProgramName, config: RunConfig, mesh: Mesh) -> int:
@@ -120,25 +122,31 @@ def bytes_beside(program: ProgramName, config: RunConfig, mesh: Mesh) -> int:
         return 0
     state = programs.abstract_state(config, mesh)
     params, moments = programs.bytes_per_device(state.params), programs.bytes_per_device(state.opt_state)
-    reference = params if config.loss.kl_coef else 0
+    reference = programs.bytes_per_device(programs.reference_params(config, mesh))
     if program == "update":
         return reference
     # The copy that is sampled from is an argument, the state's own parameters are not.
-    return reference + moments + (params if program == "sampling" and mesh.size > 1 else 0)
+    copied = program in programs.SAMPLING and mesh.size > 1
+    return reference + moments + (params if copied else 0)
 
 
 def work(program: ProgramName, config: RunConfig) -> tuple[float, int]:
     """FLOPs of a mini-batch or of all replies, counted by hand, and the tokens that they are for."""
-    rollout, steps = config.rollout, config.learner.minibatch_steps
+    model, rollout, steps = config.model, config.rollout, config.learner.minibatch_steps
+    episodes, prompt, response = (
+        rollout.tasks * rollout.group_size,
+        rollout.max_prompt_length,
+        rollout.max_response_length,
+    )
     if program == "estimator":
         return 0.0, 0
-    if program == "sampling":
-        episodes = rollout.tasks * rollout.group_size
-        count = flops.sampling_flops(config.model, episodes, rollout.max_prompt_length, rollout.max_response_length)
-        return count.forward, episodes * rollout.max_response_length
-    length = programs.row_length(config)
-    count = flops.row_flops(config.model, steps, length, rollout.max_response_length)
-    return (count.training if program == "update" else count.forward), steps * length
+    if program == "prefill":
+        return flops.row_flops(model, episodes, prompt, 1).forward, episodes * prompt
+    if program == "decode":
+        return flops.decode_flops(model, episodes, prompt, response).forward, episodes * response
+    count = flops.row_flops(model, steps, prompt + response, response)
+    total = count.training(frozen=model.lora_rank > 0) if program == "update" else count.forward
+    return total, steps * (prompt + response)
 
 
 def measure(program: ProgramName, config: RunConfig, topology: str, mesh: Mesh, rows: int) -> Measured:
@@ -211,12 +219,12 @@ def advice(program: ProgramName, config: RunConfig, measured: Measured, rows_on_
     if state > measured.limit:
         held = f"what it holds is {state / GIB:.1f} of {measured.limit / GIB:.1f} GiB"
         return f"{held}: {' or '.join([more, *narrow])}"
-    if program == "sampling":
+    if program in programs.SAMPLING:
         settings.append("raise rollout.tensor")
         settings.append("fewer episodes at a time: lower rollout.tasks or rollout.group_size")
     elif rows_on_device > 1:
-        settings.append("raise learner.accumulation")
-    if program != "sampling" and model.attention == "plain":
+        settings.append("lower learner.rows_per_device")
+    if program != "decode" and model.attention == "plain":
         settings.append("model.attention='auto'")
     if program == "update" and model.remat != "layer":
         settings.append("model.remat='layer'")
@@ -228,19 +236,23 @@ class Command:
     """The command line: one plan, or the table."""
 
     plan: Annotated[Plan, tyro.conf.arg(name="")]
-    programs: tuple[ProgramName, ...] = ("update", "logprobs", "sampling")
+    programs: tuple[ProgramName, ...] = ("update", "logprobs", "prefill", "decode")
     all: bool = False  # the plans of TABLE instead, and the estimator's kernel
     search: bool = False  # also for the most rows that fit: a few more compilations each
     json: Path | None = None  # keeps what was measured; a row that it holds is not compiled again
-    optimization: Literal["O1", "full"] = "O1"  # O1 compiles six times faster, for about a tenth more memory
+    optimization: Literal["O1", "full"] = "O1"  # O1 compiles faster; its peaks differ by a tenth
 
 
 def _table() -> tuple[Plan, ...]:
     small = [("v5e:1x1", 1), ("v6e:1x1", 1), ("v5e:2x2", 4), ("v5e:2x4", 8), ("gpu80:4", 4)]
     large = [("v5e:4x4", 16), ("v5e:8x8", 64), ("v5e:16x16", 256), ("v5p:2x2x1", 4), ("v6e:2x4", 8), ("gpu80:8", 8)]
     plans = [Plan("qwen2_5_1_5b", topology, MeshConfig(fsdp=count)) for topology, count in small]
-    plans += [Plan("qwen2_5_7b", topology, MeshConfig(fsdp=count), sampling_tensor=4) for topology, count in large]
-    return tuple(plans)
+    plans += [Plan("qwen2_5_7b", topology, MeshConfig(fsdp=count)) for topology, count in large]
+    lora = [
+        Plan("qwen2_5_1_5b", topology, MeshConfig(), lora_rank=32, param_dtype="bfloat16")
+        for topology in ("v5e:1x1", "gpu24:1")
+    ]
+    return (*plans, *lora)
 
 
 TABLE = _table()
@@ -250,7 +262,7 @@ def measure_row(plan: Plan, program: ProgramName, search: bool) -> dict[str, Any
     """One row of the table, as it is kept."""
     config = run_config(plan)
     mesh = make_mesh(plan.mesh, slices.devices_of(plan.topology))
-    rows, multiple = default_rows(program, plan, config, mesh), row_multiple(program, config, mesh)
+    rows, multiple = default_rows(program, config, mesh), row_multiple(program, config, mesh)
     measured = measure(program, config, plan.topology, mesh, rows)
     known = {rows: measured.fits}
 

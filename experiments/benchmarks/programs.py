@@ -15,15 +15,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.benchmarks import slices
 from experiments.configs import RunConfig
-from hgpo_jax.config import HGPOConfig, MeshConfig
+from hgpo_jax.config import HGPOConfig, MeshConfig, ModelConfig
 from hgpo_jax.estimators import make_estimator
 from hgpo_jax.learner.update import init_state, make_logprobs, make_optimizer, make_update
-from hgpo_jax.policy.sampling import in_compute_dtype, make_sampler
+from hgpo_jax.policy.sampling import Settings, in_compute_dtype, make_sampler
 from hgpo_jax.policy.transformer import Transformer, abstract_params, response_logprobs
 from hgpo_jax.sharding import (
     BATCH_AXES,
     Layout,
-    batch_multiple,
     batch_shardings,
     make_mesh,
     param_shardings,
@@ -31,7 +30,8 @@ from hgpo_jax.sharding import (
 )
 from hgpo_jax.types import StepBatch, StepSignals, TrainState
 
-ProgramName = Literal["update", "logprobs", "sampling", "estimator"]
+ProgramName = Literal["update", "logprobs", "prefill", "decode", "estimator"]
+SAMPLING = ("prefill", "decode")  # what a process runs on its own devices
 
 _Shape: Any = jax.ShapeDtypeStruct
 
@@ -47,8 +47,8 @@ def prepare(program: ProgramName, config: RunConfig, mesh: Mesh, rows: int) -> P
     """One of a run's programs at the run's largest shapes: each step fills a row.
 
     Args:
-      program: "update", a whole iteration's; "logprobs", of the old or the reference policy; "sampling", prefill and
-        decoding; "estimator", the advantages alone.
+      program: "update", a whole iteration's; "logprobs", of the old or the reference policy; "prefill" and "decode"
+        of the rollout; "estimator", the advantages alone.
       config: of the run.
       mesh: from ``make_mesh``.
       rows: of a part of a mini-batch, or that are sampled together; the estimator doesn't read it.
@@ -56,21 +56,19 @@ def prepare(program: ProgramName, config: RunConfig, mesh: Mesh, rows: int) -> P
     if program == "estimator":
         signals = _signals(config, num_steps(config))
         return Program(jax.jit(make_estimator(config.estimator_config)).lower, (_along(mesh, signals),))
-    if program == "sampling":
-        return _sampling(config, mesh, rows)
+    if program in SAMPLING:
+        return _sampling(program, config, mesh, rows)
     state = abstract_state(config, mesh)
     batch = abstract_batch(config, mesh, rows)
-    learner = dataclasses.replace(config.learner, accumulation=batch.tokens.shape[1])
     logprob_fn = functools.partial(response_logprobs, Transformer(config.model, Layout(mesh)))
     if program == "logprobs":
-        logprobs: Any = make_logprobs(logprob_fn, learner, mesh=mesh)
+        logprobs: Any = make_logprobs(logprob_fn, mesh=mesh)
         return Program(logprobs.lower, (state.params, batch))
     update: Any = make_update(
         logprob_fn,
         make_estimator(config.estimator_config),
         make_optimizer(config.optimizer),
         config.loss,
-        learner,
         mesh=mesh,
         shardings=jax.tree.map(lambda x: x.sharding, state),
     )
@@ -80,9 +78,16 @@ def prepare(program: ProgramName, config: RunConfig, mesh: Mesh, rows: int) -> P
 def abstract_state(config: RunConfig, mesh: Mesh) -> TrainState:
     """The run's state, each array with its place on the mesh."""
     optimizer = make_optimizer(config.optimizer)
-    model = dataclasses.replace(config.model, attention="plain")  # shapes do not hang on it; kernels want their device
-    shapes = jax.eval_shape(lambda: init_state(model, optimizer, jax.random.key(0)))
-    return _placed(shapes, state_shardings(abstract_params(model), optimizer, mesh))
+    shapes = jax.eval_shape(lambda: init_state(_anywhere(config.model), optimizer, jax.random.key(0)))
+    return _placed(shapes, state_shardings(_abstract_params(config), optimizer, mesh))
+
+
+def reference_params(config: RunConfig, mesh: Mesh) -> Any:
+    """What is kept of the frozen reference: a copy in the dtype of the computation; beside adapters, nothing."""
+    if not config.loss.kl_coef or config.model.lora_rank:
+        return ()
+    abstract = _abstract_params(config)
+    return _placed(_cast(config, abstract), param_shardings(abstract, mesh))
 
 
 def sampling_mesh(config: RunConfig, mesh: Mesh) -> Mesh:
@@ -95,23 +100,13 @@ def sampling_params(config: RunConfig, mesh: Mesh) -> Any:
     """What is sampled from: on several devices a copy in the dtype of the computation, otherwise the state's own."""
     if mesh.size == 1:
         return abstract_state(config, mesh).params
-    abstract = abstract_params(dataclasses.replace(config.model, attention="plain"))
-    cast = jax.eval_shape(functools.partial(in_compute_dtype, config=config.model), nn.unbox(abstract))
-    return _placed(cast, param_shardings(abstract, sampling_mesh(config, mesh)))
+    abstract = _abstract_params(config)
+    return _placed(_cast(config, abstract), param_shardings(abstract, sampling_mesh(config, mesh)))
 
 
 def abstract_batch(config: RunConfig, mesh: Mesh, rows: int) -> StepBatch:
-    """An iteration's batch when every step fills a row, in parts of ``rows`` rows.
-
-    Raises:
-      ValueError: rows that the mesh does not divide.
-    """
-    steps, multiple = config.learner.minibatch_steps, batch_multiple(mesh)
-    if rows < 1 or rows % multiple:
-        raise ValueError(
-            f"parts of {rows} rows do not divide over the mesh's {multiple} devices along data and fsdp: choose "
-            f"learner.accumulation so that {steps} / accumulation is a multiple of {multiple}, or a smaller mesh"
-        )
+    """An iteration's batch when every step fills a row, in parts of ``rows`` rows."""
+    steps = config.learner.minibatch_steps
     minibatches = 1 << (math.ceil(num_steps(config) / steps) - 1).bit_length()  # as pack_steps rounds them up
     leading = minibatches, math.ceil(steps / rows), rows
     length = row_length(config)
@@ -146,16 +141,42 @@ def bytes_per_device(tree: Any) -> int:
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def _sampling(config: RunConfig, mesh: Mesh, rows: int) -> Program:
-    sample: Any = make_sampler(config.model, eos_ids=(0,), pad_id=0)
-    prompts = _Shape((rows, config.rollout.max_prompt_length), jnp.int32), _Shape((rows,), jnp.int32)
+def _sampling(program: ProgramName, config: RunConfig, mesh: Mesh, rows: int) -> Program:
+    """Reading ``rows`` different prompts, or drawing replies to them."""
+    sampler = make_sampler(config.model, eos_ids=(0,), pad_id=0)
+    layout = Layout(sampling_mesh(config, mesh))
+    static: Any = {"capacity": config.rollout.max_response_length, "layout": layout}
+
+    def place(x: Any, axes: tuple[str | None, ...] = ("batch",)) -> Any:
+        axes = (*axes, *[None] * (x.ndim - len(axes)))[: x.ndim]
+        return _Shape(x.shape, x.dtype, sharding=layout.sharding(x.shape, axes))
+
+    tokens = place(_Shape((rows, config.rollout.max_prompt_length), jnp.int32))
+    read = sampling_params(config, mesh), tokens, place(_Shape((rows,), jnp.int32))
+    if program == "prefill":
+        return Program(functools.partial(sampler.read.lower, **static), read)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
-    scalars = [_Shape((), dtype) for dtype in (jnp.float32, jnp.float32, jnp.int32, jnp.int32)]
-    mesh, params = sampling_mesh(config, mesh), sampling_params(config, mesh)
-    lines = _placed((*prompts, keys), NamedSharding(mesh, PartitionSpec(BATCH_AXES)))
-    everywhere = _placed(scalars, NamedSharding(mesh, PartitionSpec()))
-    lower = functools.partial(sample.whole.lower, capacity=config.rollout.max_response_length)
-    return Program(lower, (params, *lines, *everywhere))
+    settings = jax.tree.map(place, Settings(*(_Shape((), t) for t in (jnp.float32, jnp.float32, jnp.int32, jnp.int32))))
+    prompts = jax.eval_shape(functools.partial(sampler.read, **static), *read)
+    replies = jax.eval_shape(functools.partial(sampler.start, **static), prompts, None, keys, settings)
+    heads = {name: place(getattr(replies.cache, name), (None, "batch", "kv_heads")) for name in ("key", "value")}
+    replies = jax.tree.map(place, replies)
+    replies = replies._replace(cache=replies.cache._replace(**heads))
+    lower = functools.partial(sampler.decode.lower, layout=layout)
+    return Program(lower, (read[0], replies, settings, place(_Shape((), jnp.int32))))
+
+
+def _anywhere(model: ModelConfig) -> ModelConfig:
+    """The same parameters, with attention that needs no device of its kind: kernels do, even for shapes."""
+    return dataclasses.replace(model, attention="plain")
+
+
+def _abstract_params(config: RunConfig) -> Any:
+    return abstract_params(_anywhere(config.model))
+
+
+def _cast(config: RunConfig, abstract: Any) -> Any:
+    return jax.eval_shape(functools.partial(in_compute_dtype, config=config.model), nn.unbox(abstract))
 
 
 def _signals(config: RunConfig, steps: int) -> StepSignals:

@@ -16,7 +16,7 @@ import pytest
 
 from experiments.benchmarks import flops, memory_plan, programs, slices
 from experiments.benchmarks.memory_plan import Command, Measured, Plan
-from experiments.configs import load_config
+from experiments.configs import WarmStartConfig, load_config
 from hgpo_jax.config import MeshConfig, ModelConfig
 from hgpo_jax.policy.transformer import abstract_params
 from hgpo_jax.sharding import make_mesh
@@ -41,7 +41,8 @@ def test_flops_by_hand():
     count = flops.forward_flops(TINY, tokens=5, seen=3, predicted=2)
     assert count == flops.Flops(weights=2 * 2 * 216 * 5, attention=2 * 2 * (2 * 6) * 2 * 3 * 5, logits=2 * 4 * 10 * 2)
     assert count.forward == 4320 + 1440 + 160
-    assert count.training == 3 * 5920
+    assert count.training() == 3 * 5920
+    assert count.training(frozen=True) == 2 * 5920 + 1440  # no gradient of a weight
     assert count.executed("none") == 3 * 5920 + 160  # logits are made twice
     assert count.executed("products") == 3 * 5920 + 160 + 1440
     assert count.executed("layer") == 3 * 5920 + 160 + 1440 + 4320
@@ -51,8 +52,10 @@ def test_flops_of_rows_and_replies_add_up_over_tokens():
     visible = sum(range(1, 6))  # token t of a causal row sees t
     assert flops.row_flops(TINY, 3, 5, 2).attention == 3 * flops.forward_flops(TINY, visible, 1, 0).attention
     # A reply of R tokens reads the prompt and R - 1 drawn tokens, and makes R rows of logits.
+    prefill, decode = flops.row_flops(TINY, 3, 7, 1), flops.decode_flops(TINY, 3, 7, 4)
     whole = flops.row_flops(TINY, 3, 7 + 4 - 1, 4)
-    assert dataclasses.asdict(flops.sampling_flops(TINY, 3, 7, 4)) == pytest.approx(dataclasses.asdict(whole))
+    for part in ("weights", "attention", "logits"):
+        assert getattr(prefill, part) + getattr(decode, part) == pytest.approx(getattr(whole, part))
 
 
 @pytest.mark.parametrize("changes", [{}, {"qk_norm": True, "qkv_bias": False}, {"tie_word_embeddings": False}])
@@ -90,12 +93,19 @@ def test_devices_that_are_missing(monkeypatch):
         slices.devices_of("v5e:4x4")
 
 
-def test_unknown_model_and_rows_that_do_not_divide():
+def test_unknown_model():
     with pytest.raises(ValueError, match="no config named 'qwen9'"):
         memory_plan.run_config(Plan("qwen9"))
-    plan = dataclasses.replace(PLAN, accumulation=32)  # parts of 2 of the 64 rows
-    with pytest.raises(ValueError, match=r"parts of 2 rows do not divide over the mesh's 4 .* learner.accumulation"):
-        memory_plan.measure_row(plan, "update", search=False)
+
+
+def test_rows_of_a_part():
+    mesh = make_mesh(PLAN.mesh, slices.devices_of(PLAN.topology))
+
+    def rows(rows_per_device):
+        config = memory_plan.run_config(dataclasses.replace(PLAN, rows_per_device=rows_per_device))
+        return memory_plan.default_rows("update", config, mesh)
+
+    assert [rows(2), rows(3), rows(None)] == [8, 12, 64]  # the config's None: all of a mini-batch of 64
 
 
 @pytest.mark.parametrize("multiple", [1, 16])
@@ -123,12 +133,26 @@ def test_fits_counts_what_lies_beside():
 @pytest.mark.parametrize(
     ("program", "model", "changes", "rows", "said", "unsaid"),
     [
-        ("update", {}, {}, 4, "", "raise"),
-        ("update", {}, {"peak": None}, 4, "raise learner.accumulation or model.remat='layer' or more devices", "plain"),
-        ("update", {"remat": "layer"}, {"peak": None}, 1, "more devices along mesh.fsdp", "accumulation"),
+        ("update", {}, {}, 4, "", "lower"),
+        (
+            "update",
+            {},
+            {"peak": None},
+            4,
+            "lower learner.rows_per_device or model.remat='layer' or more devices",
+            "plain",
+        ),
+        ("update", {"remat": "layer"}, {"peak": None}, 1, "more devices along mesh.fsdp", "rows_per_device"),
         ("logprobs", {"attention": "plain"}, {"peak": 15 * GIB}, 1, "model.attention='auto'", "remat"),
-        ("sampling", {}, {"peak": None}, 8, "lower rollout.tasks or rollout.group_size", "accumulation"),
-        ("update", {}, {"peak": None, "arguments": 15 * GIB}, 4, "what it holds is 17.0 of 16.0 GiB", "accumulation"),
+        ("decode", {}, {"peak": None}, 8, "lower rollout.tasks or rollout.group_size", "rows_per_device"),
+        (
+            "update",
+            {},
+            {"peak": None, "arguments": 15 * GIB},
+            4,
+            "what it holds is 17.0 of 16.0 GiB",
+            "rows_per_device",
+        ),
         ("update", {"param_dtype": "bfloat16"}, {"peak": None}, 4, "more devices", "param_dtype"),
     ],
 )
@@ -140,7 +164,7 @@ def test_advice(program, model, changes, rows, said, unsaid):
     assert bool(text) == (not measured(**changes).fits)
 
 
-@pytest.mark.parametrize("program", ["update", "logprobs", "sampling", "estimator"])
+@pytest.mark.parametrize("program", ["update", "logprobs", "prefill", "decode", "estimator"])
 def test_arguments_are_exact(program):
     config = memory_plan.run_config(PLAN)
     mesh = make_mesh(PLAN.mesh, slices.devices_of(PLAN.topology))
@@ -157,9 +181,12 @@ def test_a_device_holds_its_part():
     params = programs.bytes_per_device(programs.abstract_state(config, mesh).params)
     assert memory_plan.bytes_beside("update", config, mesh) == params  # the reference
     moments = memory_plan.bytes_beside("logprobs", config, mesh) - params
-    assert memory_plan.bytes_beside("sampling", config, mesh) == 2 * params + moments
+    assert memory_plan.bytes_beside("decode", config, mesh) == 2 * params + moments
     assert moments == pytest.approx(2 * params, rel=1e-4)
     assert 2 < params / flops.num_parameters(config.model) < 2.1  # f32 over fsdp = 2; norms are whole
+    model = dataclasses.replace(config.model, lora_rank=2)
+    adapted = dataclasses.replace(config, model=model, warm_start=WarmStartConfig(batches=0))
+    assert memory_plan.bytes_beside("update", adapted, mesh) == 0  # adapters switched off are the reference
     batch: Any = programs.abstract_batch(config, mesh, rows=8)
     assert programs.num_steps(config) == 16 * 8 * 15  # 30 mini-batches of 64, made 32
     assert batch.tokens.shape == (32, 8, 8, 104)
@@ -175,7 +202,7 @@ def test_a_process_samples_from_its_own_copy_in_the_dtype_of_the_computation():
     assert dict(programs.sampling_mesh(config, mesh).shape) == {"data": 2, "fsdp": 1, "tensor": 2}
     copy = programs.bytes_per_device(programs.sampling_params(config, mesh))
     assert copy == pytest.approx(flops.num_parameters(config.model), rel=0.05)  # 2 bytes over tensor = 2
-    assert memory_plan.default_rows("sampling", PLAN, config, mesh) == 128  # one process has all of 16 x 8 episodes
+    assert memory_plan.default_rows("prefill", config, mesh) == 128  # one process has all of 16 x 8 episodes
     alone = make_mesh(MeshConfig(), jax.devices()[:1])
     assert {x.dtype for x in jax.tree.leaves(programs.sampling_params(config, alone))} == {np.dtype(np.float32)}
 
