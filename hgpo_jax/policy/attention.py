@@ -163,6 +163,23 @@ def plain(q_BTHF, k_BSQF, v_BSQF, query_segments_BT, key_segments_BS, start: che
     return jnp.einsum("bqgts,bsqf->btqgf", weights, v_BSQF).reshape(B, T, H, F)
 
 
+def attend_one(q_B1HF, k_BQFS, v_BQSF, query_segments_B1, key_segments_BS) -> jax.Array:
+    """`plain` of one query a row, which stands after all written slots: [B, 1, H, F].
+
+    Keys lie with the slots last and values with the width last, as the two products read them: a cache in this order is
+    not transposed in every turn.
+    """
+    B, _, H, F = q_B1HF.shape
+    Q, S = k_BQFS.shape[1], k_BQFS.shape[3]
+    chex.assert_shape([k_BQFS, v_BQSF, key_segments_BS], [(B, Q, F, S), (B, Q, S, F), (B, S)])
+    q_BQGF = q_B1HF.reshape(B, Q, H // Q, F)
+    scores = jnp.einsum("bqgf,bqfs->bqgs", q_BQGF, k_BQFS, preferred_element_type=jnp.float32) * F**-0.5
+    seen_BS = (key_segments_BS == query_segments_B1) & (key_segments_BS > 0)
+    scores = jnp.where(seen_BS[:, None, None], scores, jnp.finfo(jnp.float32).min)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v_BQSF.dtype)
+    return jnp.einsum("bqgs,bqsf->bqgf", weights, v_BQSF).reshape(B, 1, H, F)
+
+
 def splash(q_BTHF, k_BTQF, v_BTQF, segments_BT, *, interpret: bool = False) -> jax.Array:
     """`attend` over whole rows on one TPU by JAX's Pallas kernel. Padding sees the padding before it."""
     # Imported here: experimental, so that only those who use it depend on where JAX keeps it.

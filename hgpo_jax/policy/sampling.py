@@ -288,7 +288,7 @@ def _rows_of(cache: KVCache, rows_B, layout: Layout | None) -> KVCache:
 
 def _lay_out(cache: KVCache, layout: Layout | None) -> KVCache:
     """Rows over the mesh's batch axes, heads over its tensor axis where they divide."""
-    axes = None, "batch", None, "kv_heads", None
+    axes = None, "batch", "kv_heads", None, None
     key, value = (constrain(layout, x, *axes) for x in (cache.key, cache.value))
     return cache._replace(key=key, value=value)
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from hgpo_jax import adapters
 from hgpo_jax.config import ModelConfig
-from hgpo_jax.policy.attention import attend, choose_attention
+from hgpo_jax.policy.attention import attend, attend_one, choose_attention
 from hgpo_jax.sharding import BATCH_AXES, Layout, batch_multiple, constrain
 from hgpo_jax.types import Array
 
@@ -35,8 +35,8 @@ _fan_in = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 class KVCache(NamedTuple):
     """Keys and values of what was read. All rows write the same slot: prompts are padded on the left."""
 
-    key: jax.Array  # dtype [layers, B, S, Q, F]
-    value: jax.Array  # dtype [layers, B, S, Q, F]
+    key: jax.Array  # dtype [layers, B, Q, F, S]
+    value: jax.Array  # dtype [layers, B, Q, S, F]
     segment_ids: jax.Array  # i32 [B, S]  0 where a slot is padding or not yet written
     length: jax.Array  # i32 []  slots written
 
@@ -83,9 +83,10 @@ def check_model_config(config: ModelConfig) -> None:
 
 def init_cache(config: ModelConfig, batch: int, capacity: int) -> KVCache:
     """An empty cache of ``capacity`` slots for ``batch`` rows, in the dtype of the computation."""
-    shape = (config.num_layers, batch, capacity, config.num_kv_heads, config.head_dim)
-    zeros = jnp.zeros(shape, config.dtype)
-    return KVCache(zeros, zeros, jnp.zeros((batch, capacity), jnp.int32), jnp.zeros((), jnp.int32))
+    leading = config.num_layers, batch, config.num_kv_heads
+    key = jnp.zeros((*leading, config.head_dim, capacity), config.dtype)
+    value = jnp.zeros((*leading, capacity, config.head_dim), config.dtype)
+    return KVCache(key, value, jnp.zeros((batch, capacity), jnp.int32), jnp.zeros((), jnp.int32))
 
 
 class Projection(nn.Module):
@@ -172,8 +173,13 @@ class Attention(nn.Module):
         if cache is None:
             attended = self._whole_rows(q_BTHF, k_BTQF, v_BTQF, segment_ids_BT)
         else:
-            cache, k_BSQF, v_BSQF = _write(cache, layer, k_BTQF, v_BTQF)
-            attended = attend(q_BTHF, k_BSQF, v_BSQF, segment_ids_BT, cache.segment_ids, start=cache.length)
+            cache, k_BQFS, v_BQSF = _write(cache, layer, k_BTQF, v_BTQF)
+            segments = segment_ids_BT, cache.segment_ids
+            if q_BTHF.shape[1] == 1:
+                attended = attend_one(q_BTHF, k_BQFS, v_BQSF, *segments)
+            else:
+                slots_first = jnp.moveaxis(k_BQFS, 3, 1), jnp.moveaxis(v_BQSF, 2, 1)
+                attended = attend(q_BTHF, *slots_first, *segments, start=cache.length)
         return self.o(attended), cache, (k_BTQF, v_BTQF)
 
     def _whole_rows(self, q_BTHF, k_BTQF, v_BTQF, segment_ids_BT):
@@ -195,10 +201,15 @@ class Attention(nn.Module):
 
 def _write(cache: KVCache, layer, k_BTQF, v_BTQF) -> tuple[KVCache, jax.Array, jax.Array]:
     """Puts T keys and values after the ``length`` present ones; returns the layer's S keys and values too."""
-    start = (layer, 0, cache.length, 0, 0)
-    key = jax.lax.dynamic_update_slice(cache.key, k_BTQF[None], start)
-    value = jax.lax.dynamic_update_slice(cache.value, v_BTQF[None], start)
+    k_BQFT, v_BQTF = _slots_inside(k_BTQF, v_BTQF)
+    key = jax.lax.dynamic_update_slice(cache.key, k_BQFT[None], (layer, 0, 0, 0, cache.length))
+    value = jax.lax.dynamic_update_slice(cache.value, v_BQTF[None], (layer, 0, 0, cache.length, 0))
     return cache._replace(key=key, value=value), key[layer], value[layer]
+
+
+def _slots_inside(k_BTQF: jax.Array, v_BTQF: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys [B, Q, F, T] and values [B, Q, T, F], as the cache holds them."""
+    return jnp.moveaxis(k_BTQF, 1, 3), jnp.moveaxis(v_BTQF, 1, 2)
 
 
 class MLP(nn.Module):
@@ -237,7 +248,7 @@ class Block(nn.Module):
         attended, cache, written = self.attention(self.attention_norm(x_BTD), angles_BTE, segment_ids_BT, layer, cache)
         x_BTD = constrain(self.layout, x_BTD + attended, "batch", None, None)
         x_BTD = constrain(self.layout, x_BTD + self.mlp(self.mlp_norm(x_BTD)), "batch", None, None)
-        return (x_BTD, cache), _with_room(written, self.capacity) if self.capacity else None
+        return (x_BTD, cache), _with_room(*written, self.capacity) if self.capacity else None
 
 
 class Transformer(nn.Module):
@@ -299,7 +310,8 @@ class Transformer(nn.Module):
             cache = cache._replace(length=cache.length + tokens_BT.shape[1])
         elif capacity:
             segment_ids_BS = jnp.pad(segment_ids_BT, ((0, 0), (0, capacity - tokens_BT.shape[1])))
-            cache = KVCache(*kept, segment_ids_BS, jnp.int32(tokens_BT.shape[1]))
+            key, value = kept
+            cache = KVCache(key, value, segment_ids_BS, jnp.int32(tokens_BT.shape[1]))
         return self.final_norm(x_BTD), cache
 
     def unembed(self, hidden: Array) -> jax.Array:
@@ -326,9 +338,11 @@ def _scan_of_layers(config: ModelConfig) -> Any:
     )
 
 
-def _with_room(written: tuple[jax.Array, ...], capacity: int) -> tuple[jax.Array, ...]:
-    """Keys or values [B, T, Q, F], padded to ``capacity`` slots."""
-    return tuple(jnp.pad(x, ((0, 0), (0, capacity - x.shape[1]), (0, 0), (0, 0))) for x in written)
+def _with_room(k_BTQF: jax.Array, v_BTQF: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
+    """Keys [B, Q, F, S] and values [B, Q, S, F], padded to S = ``capacity`` slots."""
+    k_BQFT, v_BQTF = _slots_inside(k_BTQF, v_BTQF)
+    room, none = (0, capacity - k_BTQF.shape[1]), (0, 0)
+    return jnp.pad(k_BQFT, (none, none, none, room)), jnp.pad(v_BQTF, (none, none, room, none))
 
 
 def abstract_params(config: ModelConfig):

@@ -127,6 +127,18 @@ def test_blockwise_reads_a_cache(seed, start):
     np.testing.assert_allclose(got[0], slow_attend(*arrays[:6]), atol=1e-5)
 
 
+@pytest.mark.parametrize("Q", [1, 2, 4])
+def test_one_query_reads_the_written_slots(Q):
+    """Two rows of 4 heads, 6 of 9 slots written; the second row is padded on the left, the third is all padding."""
+    rng = np.random.default_rng(Q)
+    q, k, v = (rng.normal(size=shape).astype(np.float32) for shape in ((3, 1, 4, 8), (3, 9, Q, 8), (3, 9, Q, 8)))
+    keys = np.array([[1] * 6 + [0] * 3, [0] * 2 + [1] * 4 + [0] * 3, [0] * 9])
+    query = np.array([[1], [1], [0]])
+    got = jax.jit(attention.attend_one)(q, np.moveaxis(k, 1, 3), np.moveaxis(v, 1, 2), query, keys)
+    chex.assert_tree_all_finite(got)
+    np.testing.assert_allclose(got[:2], slow_attend(q, k, v, query, keys, start=5)[:2], atol=1e-5)
+
+
 def test_slots_after_a_static_start_are_left_out():
     q, k, v, segments, _ = example(T=5, S=26, seed=1)
     segments = np.maximum(segments, 1)

@@ -107,7 +107,8 @@ def test_decoding_with_a_cache_equals_the_whole_forward(chunks):
         got.append(hidden)
         start += size
     np.testing.assert_allclose(jnp.concatenate(got, 1)[segment_ids > 0], want[segment_ids > 0], atol=1e-5)
-    chex.assert_shape(cache.key, (2, B, 12, TINY.num_kv_heads, TINY.head_dim))
+    chex.assert_shape(cache.key, (2, B, TINY.num_kv_heads, TINY.head_dim, 12))
+    chex.assert_shape(cache.value, (2, B, TINY.num_kv_heads, 12, TINY.head_dim))
     assert cache.length == T
     np.testing.assert_array_equal(cache.segment_ids, np.pad(segment_ids, ((0, 0), (0, 3))))
 
@@ -127,8 +128,9 @@ def test_a_cache_made_while_reading_equals_one_that_was_given(attention):
     np.testing.assert_array_equal(made.segment_ids, given.segment_ids)
     assert made.length == given.length
     seen = np.pad(real, ((0, 0), (0, 3)))  # what padding leaves in the cache nobody reads
-    np.testing.assert_allclose(made.key[:, seen], given.key[:, seen], atol=1e-5)
-    np.testing.assert_allclose(made.value[:, seen], given.value[:, seen], atol=1e-5)
+    for one, other, slots in ((made.key, given.key, -1), (made.value, given.value, -2)):
+        one, other = (np.moveaxis(x, slots, 2)[:, seen] for x in (one, other))
+        np.testing.assert_allclose(one, other, atol=1e-5)
     with pytest.raises(ValueError, match="a cache of 8 slots cannot hold the 9 tokens"):
         model.apply({"params": params}, *inputs, capacity=8)
 
