@@ -1,0 +1,229 @@
+"""Speed of the update beside its peers', and what packing is worth: ``python -m experiments.benchmarks.update``.
+
+    --peers DIR       a folder with the peers' scripts (bench_hf.py, bench_train.py) and, in --environments, virtual
+                      environments ``hf`` (torch, transformers) and ``tunix``: runs them in the same sitting
+
+One decoder of 5 million parameters in float32 (4 layers, width 256, 4 query and 2 key/value heads, vocabulary 4,096).
+The train step: 8 rows of 128 prompt and 128 response tokens, clipped surrogate, backward pass, AdamW. The padded batch
+holds one step to a row as long as the longest; the packed one is what training uses. Both hold the same steps, whose
+lengths are drawn log-uniformly or uniformly between the bounds, and give the same gradient.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from experiments.console import count_compilations
+from hgpo_jax.config import LearnerConfig, LossConfig, ModelConfig, OptimizerConfig, ReinforceConfig
+from hgpo_jax.estimators import make_estimator
+from hgpo_jax.learner.packing import pack_steps
+from hgpo_jax.learner.update import init_state, make_optimizer, make_update
+from hgpo_jax.policy.transformer import response_logprobs
+from hgpo_jax.types import StepBatch, StepSignals
+
+MODEL = ModelConfig(
+    vocab_size=4096,
+    hidden_size=256,
+    intermediate_size=1024,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+)
+PEERS = {"transformers + torch": ("hf", "bench_hf.py", ("--train",)), "tunix": ("tunix", "bench_train.py", ())}
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """What is timed."""
+
+    repeats: int = 10  # the median is shown
+    steps: int = 32  # of the batch that is packed
+    prompt_lengths: tuple[int, int] = (200, 1200)
+    response_lengths: tuple[int, int] = (10, 200)
+    rows_per_device: int = 8
+    peers: Path | None = None
+    environments: Path | None = None  # folder of the peers' virtual environments; that of the scripts unless given
+    json: Path | None = None  # also write the figures there
+
+
+def draw_steps(lengths: list[tuple[int, int]], seed: int = 0) -> dict[str, Any]:
+    """Arguments of ``pack_steps``: random tokens, (prompt, response) tokens long."""
+    rng = np.random.default_rng(seed)
+    n = len(lengths)
+    score, ids = rng.normal(size=n).astype(np.float32), np.arange(n, dtype=np.int32)
+    return {
+        "prompt_tokens": [rng.integers(3, MODEL.vocab_size, prompt) for prompt, _ in lengths],
+        "response_tokens": [rng.integers(3, MODEL.vocab_size, response) for _, response in lengths],
+        "behavior_logprob": [np.full(response, -np.log(MODEL.vocab_size), np.float32) for _, response in lengths],
+        "signals": StepSignals(score, score, ids // 8, ids, np.ones(n, bool), np.full((1, n), -1, np.int32)),
+    }
+
+
+def spread_lengths(benchmark: Benchmark, spread: str, seed: int = 0) -> list[tuple[int, int]]:
+    """Lengths between the bounds: every one alike ("uniform"), or every order of magnitude ("log-uniform")."""
+    rng = np.random.default_rng(seed)
+
+    def draw(low: int, high: int) -> np.ndarray:
+        if spread == "uniform":
+            return rng.integers(low, high + 1, benchmark.steps)
+        return np.exp(rng.uniform(np.log(low), np.log(high), benchmark.steps)).round().astype(int)
+
+    return list(zip(draw(*benchmark.prompt_lengths), draw(*benchmark.response_lengths), strict=True))
+
+
+def padded(steps: dict[str, Any], config: LearnerConfig) -> StepBatch:
+    """One step to a row: what a trainer without packing computes."""
+    longest = max(len(p) + len(r) for p, r in zip(steps["prompt_tokens"], steps["response_tokens"], strict=True))
+    # As wide as it takes; then each step's row holds no other, since all are counted as long as the row.
+    batches = [
+        pack_steps(
+            **{name: values[i : i + 1] for name, values in steps.items() if name != "signals"},
+            signals=_signals_of(steps["signals"], i),
+            config=dataclasses.replace(config, row_length=longest),
+            seed=0,
+        )
+        for i in range(len(steps["prompt_tokens"]))
+    ]
+    room = max(batch.response_index.shape[-1] for batch in batches)
+    n = len(batches)
+    rows: dict[str, Any] = {}
+    for name in (field.name for field in dataclasses.fields(StepBatch) if field.name != "steps"):
+        parts = [np.asarray(getattr(batch, name)) for batch in batches]
+        if name == "response_index":
+            parts = [np.pad(x, [(0, 0)] * 3 + [(0, room - x.shape[-1])], constant_values=-1) for x in parts]
+        if name == "step_index":
+            parts = [np.where(x >= 0, i, -1) for i, x in enumerate(parts)]
+        per_part = config.rows_per_device or n
+        rows[name] = np.concatenate(parts, axis=2).reshape(1, n // per_part, per_part, -1)
+    return StepBatch(**rows, steps=steps["signals"])
+
+
+def _signals_of(signals: StepSignals, i: int) -> StepSignals:
+    return StepSignals(*(None if x is None else x[..., i : i + 1] for x in signals))
+
+
+def timed_update(batch: StepBatch, repeats: int) -> dict[str, float]:
+    """Seconds of one update of the batch, warmed up, median; and of the first call."""
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-4))
+    logprob_fn = functools.partial(response_logprobs, MODEL)
+    estimator = make_estimator(ReinforceConfig())
+    update = make_update(logprob_fn, estimator, optimizer, LossConfig(kl_coef=0.0, entropy_coef=0.0))
+    state = init_state(MODEL, optimizer, jax.random.key(0))
+    placed = jax.device_put(batch)
+    compiled = len(_COMPILATIONS)
+    seconds = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        state, metrics = update(state, placed)
+        jax.block_until_ready(metrics)
+        seconds.append(time.perf_counter() - start)
+    return {
+        "first": seconds[0],
+        "median": statistics.median(seconds[1:]),
+        "best": min(seconds[1:]),
+        "grad_norm": float(metrics["grad_norm"]),
+        "compilations": len(_COMPILATIONS) - compiled,
+    }
+
+
+def run_peer(benchmark: Benchmark, name: str) -> dict[str, float]:
+    """Tokens a second of a peer's own script, in its own environment."""
+    environment, script, arguments = PEERS[name]
+    assert benchmark.peers is not None
+    python = (benchmark.environments or benchmark.peers) / environment / "bin" / "python"
+    if not python.exists():
+        raise ValueError(f"{python} is missing: make the peer's virtual environment there, or leave --peers out")
+    batches = ("--batches", "1") if script == "bench_hf.py" else ()
+    command = [str(python), script, "--reps", str(benchmark.repeats), *batches, *arguments]
+    done = subprocess.run(command, cwd=benchmark.peers, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"{script} of {name} failed: {done.stderr.strip().splitlines()[-1]}")
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    train = result.get("train", result)
+    first = train.get("first_s", train.get("first_step_s"))
+    return {"median": train["step"]["median_s"], "best": train["step"]["min_s"], "first": first}
+
+
+def train_step(benchmark: Benchmark, console: Console) -> dict[str, Any]:
+    """8 x 256 tokens, ours and the peers'."""
+    config = LearnerConfig(minibatch_steps=8, row_length=256)
+    ours: Callable[[], dict[str, float]] = functools.partial(
+        timed_update, pack_steps(**draw_steps([(128, 128)] * 8), config=config, seed=0), benchmark.repeats
+    )
+    figures: dict[str, Any] = {"hgpo_jax": ours()}
+    for name in PEERS if benchmark.peers else ():
+        figures[name] = run_peer(benchmark, name)
+    # Once more at the end: the two say how quiet the machine was.
+    figures["hgpo_jax, again"] = ours()
+    table = Table(
+        "train step, 8 x 256", "median ms", "best ms", "tokens / s", "ours is faster by", "first call s", title=""
+    )
+    fastest = figures["hgpo_jax"]["median"]
+    for name, row in figures.items():
+        ratio = f"{row['median'] / fastest:.2f}"
+        table.add_row(
+            name,
+            *(f"{1e3 * row[kind]:.0f}" for kind in ("median", "best")),
+            f"{8 * 256 / row['median']:.0f}",
+            ratio,
+            f"{row['first']:.1f}",
+        )
+    console.print(table)
+    return figures
+
+
+def packing(benchmark: Benchmark, console: Console) -> dict[str, Any]:
+    """The same steps padded and packed."""
+    config = LearnerConfig(
+        minibatch_steps=benchmark.steps,
+        rows_per_device=benchmark.rows_per_device,
+        row_length=sum(bounds[1] for bounds in (benchmark.prompt_lengths, benchmark.response_lengths)),
+    )
+    table = Table("lengths", "tokens", "padded to", "packed into", "padded s", "packed s", "packing is faster by")
+    figures: dict[str, Any] = {}
+    for spread in ("log-uniform", "uniform"):
+        steps = draw_steps(spread_lengths(benchmark, spread))
+        wide, packed = padded(steps, config), pack_steps(**steps, config=config, seed=0)
+        repeats = max(benchmark.repeats // 3, 3)
+        slow, fast = timed_update(wide, repeats), timed_update(packed, repeats)
+        if not np.isclose(slow["grad_norm"], fast["grad_norm"], rtol=1e-3):
+            raise RuntimeError(f"packing changed the gradient: norm {slow['grad_norm']}, packed {fast['grad_norm']}")
+        figures[spread] = {"padded": slow, "packed": fast, "ratio": slow["median"] / fast["median"]}
+        table.add_row(
+            spread,
+            *(f"{count}" for count in ((packed.segment_ids > 0).sum(), wide.tokens.size, packed.tokens.size)),
+            *(f"{row['median']:.2f}" for row in (slow, fast)),
+            f"{figures[spread]['ratio']:.2f}",
+        )
+    console.print(table)
+    return figures
+
+
+_COMPILATIONS = count_compilations()
+
+
+def main(benchmark: Benchmark) -> None:
+    """Prints both tables."""
+    console = Console(width=120)
+    figures = {"train_step": train_step(benchmark, console), "packing": packing(benchmark, console)}
+    if benchmark.json:
+        benchmark.json.write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Benchmark, description=__doc__))
