@@ -1,7 +1,7 @@
 """Speed of the update beside its peers', and what packing is worth: ``python -m experiments.benchmarks.update``.
 
-    --peers DIR       a folder with the peers' scripts (bench_hf.py, bench_train.py) and, in --environments, virtual
-                      environments ``hf`` (torch, transformers) and ``tunix``: runs them in the same sitting
+``--peers DIR --hf PYTHON --tunix PYTHON`` runs DIR/bench_hf.py and DIR/bench_train.py with these interpreters in the
+same sitting. Only ratios of one sitting mean anything, and only on a machine that does nothing else.
 
 One decoder of 5 million parameters in float32 (4 layers, width 256, 4 query and 2 key/value heads, vocabulary 4,096).
 The train step: 8 rows of 128 prompt and 128 response tokens, clipped surrogate, backward pass, AdamW. The padded batch
@@ -44,7 +44,7 @@ MODEL = ModelConfig(
     num_kv_heads=2,
     head_dim=64,
 )
-PEERS = {"transformers + torch": ("hf", "bench_hf.py", ("--train",)), "tunix": ("tunix", "bench_train.py", ())}
+PEERS = {"hf": ("bench_hf.py", "--batches", "1", "--train"), "tunix": ("bench_train.py",)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +56,9 @@ class Benchmark:
     prompt_lengths: tuple[int, int] = (200, 1200)
     response_lengths: tuple[int, int] = (10, 200)
     rows_per_device: int = 8
-    peers: Path | None = None
-    environments: Path | None = None  # folder of the peers' virtual environments; that of the scripts unless given
+    peers: Path | None = None  # folder of the peers' scripts
+    hf: Path | None = None  # a Python with torch and transformers
+    tunix: Path | None = None  # a Python with google-tunix
     json: Path | None = None  # also write the figures there
 
 
@@ -114,7 +115,8 @@ def padded(steps: dict[str, Any], config: LearnerConfig) -> StepBatch:
 
 
 def _signals_of(signals: StepSignals, i: int) -> StepSignals:
-    return StepSignals(*(None if x is None else x[..., i : i + 1] for x in signals))
+    one: Any = (None if x is None else x[..., i : i + 1] for x in signals)
+    return StepSignals(*one)
 
 
 def timed_update(batch: StepBatch, repeats: int) -> dict[str, float]:
@@ -126,7 +128,7 @@ def timed_update(batch: StepBatch, repeats: int) -> dict[str, float]:
     state = init_state(MODEL, optimizer, jax.random.key(0))
     placed = jax.device_put(batch)
     compiled = len(_COMPILATIONS)
-    seconds = []
+    seconds, metrics = [], {}
     for _ in range(repeats + 1):
         start = time.perf_counter()
         state, metrics = update(state, placed)
@@ -143,13 +145,8 @@ def timed_update(batch: StepBatch, repeats: int) -> dict[str, float]:
 
 def run_peer(benchmark: Benchmark, name: str) -> dict[str, float]:
     """Tokens a second of a peer's own script, in its own environment."""
-    environment, script, arguments = PEERS[name]
-    assert benchmark.peers is not None
-    python = (benchmark.environments or benchmark.peers) / environment / "bin" / "python"
-    if not python.exists():
-        raise ValueError(f"{python} is missing: make the peer's virtual environment there, or leave --peers out")
-    batches = ("--batches", "1") if script == "bench_hf.py" else ()
-    command = [str(python), script, "--reps", str(benchmark.repeats), *batches, *arguments]
+    script, *arguments = PEERS[name]
+    command = [str(getattr(benchmark, name)), script, "--reps", str(benchmark.repeats), *arguments]
     done = subprocess.run(command, cwd=benchmark.peers, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ValueError(f"{script} of {name} failed: {done.stderr.strip().splitlines()[-1]}")
@@ -166,7 +163,7 @@ def train_step(benchmark: Benchmark, console: Console) -> dict[str, Any]:
         timed_update, pack_steps(**draw_steps([(128, 128)] * 8), config=config, seed=0), benchmark.repeats
     )
     figures: dict[str, Any] = {"hgpo_jax": ours()}
-    for name in PEERS if benchmark.peers else ():
+    for name in (name for name in PEERS if benchmark.peers and getattr(benchmark, name)):
         figures[name] = run_peer(benchmark, name)
     # Once more at the end: the two say how quiet the machine was.
     figures["hgpo_jax, again"] = ours()
