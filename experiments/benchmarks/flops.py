@@ -4,7 +4,8 @@ A product of [a, b] with [b, c] takes 2 a b c. Norms, rotations, softmax and the
 
     layer weights    W = D F (H + 2 Q) + H F D + 3 D I          q, k, v; o; gate, up, down
     forward, token   2 layers W + 4 layers H F s + 2 D V r      s slots seen (mean), r share of tokens with logits
-    training         3 x forward; remat="layer" runs the layers once more, and logits in chunks are made twice
+    training         3 x forward, 2 x for products with frozen weights; remat="layer" runs the layers once more, and
+                     logits in chunks are made twice
 
 ``s`` is (T + 1) / 2 for a causal row of T tokens and the cache's length in a turn of decoding. F is a head's width,
 I the MLP's; the other letters are those of ``hgpo_jax/types.py``.

@@ -216,12 +216,14 @@ def advice(program: ProgramName, config: RunConfig, measured: Measured, rows_on_
     state = measured.arguments + measured.beside
     more = "more devices along mesh.fsdp or mesh.tensor"
     narrow = ["model.param_dtype='bfloat16'"] if model.param_dtype == "float32" else []
+    if program in programs.SAMPLING:
+        settings.append("fewer episodes at a time: lower rollout.tasks or rollout.group_size")
     if state > measured.limit:
         held = f"what it holds is {state / GIB:.1f} of {measured.limit / GIB:.1f} GiB"
-        return f"{held}: {' or '.join([more, *narrow])}"
+        adapters = ["adapters, model.lora_rank=32"] if program == "update" and not model.lora_rank else []
+        return f"{held}: {' or '.join([more, *narrow, *adapters, *settings])}"
     if program in programs.SAMPLING:
-        settings.append("raise rollout.tensor")
-        settings.append("fewer episodes at a time: lower rollout.tasks or rollout.group_size")
+        settings.insert(0, "raise rollout.tensor")
     elif rows_on_device > 1:
         settings.append("lower learner.rows_per_device")
     if program != "decode" and model.attention == "plain":

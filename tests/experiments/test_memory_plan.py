@@ -237,9 +237,9 @@ def test_the_table_covers_the_published_models():
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the extra tpu-plan is not installed")
 def test_the_tpu_compiler(tmp_path):
-    def plan(*arguments, **environment):
-        command = [sys.executable, "-m", "experiments.benchmarks.memory_plan", "--model", "frozen_lake"]
-        settings = ["--topology", "v5e:2x2", "--mesh.fsdp", "4", "--attention", "splash", *arguments]
+    def plan(*arguments):
+        command = [sys.executable, "-m", "experiments.benchmarks.memory_plan", "--model", "frozen_lake", *arguments]
+        settings = ["--topology", "v5e:2x2", "--mesh.fsdp", "4", "--attention", "splash", "--rows-per-device", "1"]
         environment = os.environ | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_LOG_DIR": str(tmp_path)}
         run = subprocess.run([*command, *settings], cwd=ROOT, env=environment, capture_output=True, text=True)
         assert run.returncode == 0, run.stderr
