@@ -231,16 +231,13 @@ def test_bfloat16_computes_in_bfloat16_and_returns_float32_logits():
 
 
 def test_depth_lengthens_no_program():
-    """The gradient of 2 and of 8 layers is the same number of equations, scans counted inside."""
-
-    def equations(jaxpr):
-        return sum(1 + sum(map(equations, jax.extend.core.jaxprs_in_params(e.params))) for e in jaxpr.eqns)
+    """The gradient of 2 and of 8 layers has as many equations, those inside of scans counted."""
 
     def size(num_layers):
         config = dataclasses.replace(TINY, num_layers=num_layers)
         params = nn.unbox(abstract_params(config))
         loss = jax.grad(lambda p: response_logprobs(config, p, *rows())[0].sum())
-        return equations(jax.make_jaxpr(loss)(params).jaxpr)
+        return str(jax.make_jaxpr(loss)(params)).count(" = ")
 
     assert size(2) == size(8) > 100
 
