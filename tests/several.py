@@ -21,16 +21,17 @@ def free_port() -> int:
 
 @dataclasses.dataclass
 class Processes:
-    """What was started; leaving the block kills whatever still runs."""
+    """What was started; leaving the block kills whatever still runs and drops what it said."""
 
     popen: list["subprocess.Popen[bytes]"]
     logs: list[Path]
 
-    def wait(self, seconds: float) -> list[int]:
-        """Exit statuses, within so many seconds for all."""
+    def wait(self, seconds: float, *which: int) -> list[int]:
+        """Exit statuses of these, or of all, within so many seconds together."""
         deadline = time.monotonic() + seconds
         try:
-            return [process.wait(max(0.0, deadline - time.monotonic())) for process in self.popen]
+            waited = [self.popen[i] for i in which] or self.popen
+            return [process.wait(max(0.0, deadline - time.monotonic())) for process in waited]
         except subprocess.TimeoutExpired:
             raise AssertionError(f"not over after {seconds} s:\n{self.outputs()}") from None
 
@@ -48,17 +49,29 @@ class Processes:
         for process in self.popen:
             process.kill()
             process.wait()
+        for log in self.logs:
+            log.unlink()
 
 
-def start_several(count: int, devices: int, *command: str, options: bool = True) -> Processes:
-    """``python *command --processes.*`` ``count`` times; with ``options`` off the program gets port, count and id."""
+def start_several(
+    count: int, devices: int, *command: str, options: bool = True, cache: Path | None = None
+) -> Processes:
+    """``python *command --processes.*`` ``count`` times; with ``options`` off the program gets address, count and id.
+
+    What is compiled goes into ``cache``, for programs that start again. It is hardly optimized: it runs once.
+    """
     address = f"127.0.0.1:{free_port()}"
     env = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),
         "JAX_NUMPY_RANK_PROMOTION": "raise",
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests"))),
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "PYTHONPATH": str(ROOT),
     }
+    if cache is not None:
+        everything = {"MIN_COMPILE_TIME_SECS": "0", "MIN_ENTRY_SIZE_BYTES": "0"}
+        env |= {f"JAX_PERSISTENT_CACHE_{name}": value for name, value in everything.items()}
+        env["JAX_COMPILATION_CACHE_DIR"] = str(cache)
     logs, popen = [], []
     for process in range(count):
         own: Sequence[str] = (address, str(count), str(process))

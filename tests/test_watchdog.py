@@ -38,6 +38,30 @@ def test_who_waits_in_vain_says_for_what() -> None:
         assert "process 1 made no progress for 2 s in waiting for the other 1 at 127.0.0.1:" in early.said(0)
 
 
+STUCK = """
+import sys, time
+from hgpo_jax.processes import ProcessesConfig, gather, start_processes
+from hgpo_jax.watchdog import Watchdog
+address, count, me = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+start_processes(ProcessesConfig(count=count, id=me, coordinator=address))
+with Watchdog(8, me) as watchdog, watchdog.failing_together():
+    for iteration in range(1, 9):
+        watchdog.feed("rollout", iteration)
+        if iteration == 3 and me == 1:
+            time.sleep(600)  # alive, heart beating
+        gather(iteration)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_ends_both() -> None:
+    with start_several(2, 1, "-c", STUCK, options=False) as processes:
+        assert processes.wait(60) == [LOST, LOST], processes.outputs()
+        assert "process 1 made no progress for 8 s in rollout of iteration 3" in processes.outputs()
+        assert "process 0" in processes.said(0)
+        assert "in rollout of iteration 3" in processes.said(0)
+
+
 FAILING = """
 import jax
 from hgpo_jax.watchdog import Watchdog
