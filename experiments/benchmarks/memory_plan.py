@@ -208,8 +208,13 @@ def largest_rows(fits: Callable[[int], bool], multiple: int, most: int) -> int:
     return low * multiple
 
 
-def advice(program: ProgramName, config: RunConfig, measured: Measured, rows_on_device: int) -> str:
-    """Which settings to change, the cheapest first, where a program doesn't fit; empty where it does."""
+def advice(program: ProgramName, config: RunConfig, measured: Measured, sharing: int) -> str:
+    """Which settings to change, the cheapest first, where a program doesn't fit; empty where it does.
+
+    Args:
+      program, config: what was compiled. measured: what it needs.
+      sharing: devices over which its rows are divided.
+    """
     if measured.fits:
         return ""
     model, settings = config.model, []
@@ -223,8 +228,8 @@ def advice(program: ProgramName, config: RunConfig, measured: Measured, rows_on_
         adapters = ["adapters, model.lora_rank=32"] if program == "update" and not model.lora_rank else []
         return f"{held}: {' or '.join([more, *narrow, *adapters, *settings])}"
     if program in programs.SAMPLING:
-        settings.insert(0, "raise rollout.tensor")
-    elif rows_on_device > 1:
+        settings = ["raise rollout.tensor", *settings] if sharing > 1 else settings
+    elif measured.rows > sharing:
         settings.append("lower learner.rows_per_device")
     if program != "decode" and model.attention == "plain":
         settings.append("model.attention='auto'")
@@ -280,7 +285,7 @@ def measure_row(plan: Plan, program: ProgramName, search: bool) -> dict[str, Any
         "program": program,
         **dataclasses.asdict(measured),
         "fits": measured.fits,
-        "advice": advice(program, config, measured, rows // multiple),
+        "advice": advice(program, config, measured, multiple),
     }
     if search and program != "estimator":
         row["largest_rows"] = largest_rows(fits, multiple, most=max(rows * 8, config.learner.minibatch_steps))

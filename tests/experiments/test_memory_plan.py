@@ -131,34 +131,22 @@ def test_fits_counts_what_lies_beside():
 
 
 @pytest.mark.parametrize(
-    ("program", "model", "changes", "rows", "said", "unsaid"),
+    ("program", "model", "changes", "sharing", "said", "unsaid"),
     [
         ("update", {}, {}, 4, "", "lower"),
-        (
-            "update",
-            {},
-            {"peak": None},
-            4,
-            "lower learner.rows_per_device or model.remat='layer' or more devices",
-            "plain",
-        ),
-        ("update", {"remat": "layer"}, {"peak": None}, 1, "more devices along mesh.fsdp", "rows_per_device"),
-        ("logprobs", {"attention": "plain"}, {"peak": 15 * GIB}, 1, "model.attention='auto'", "remat"),
-        ("decode", {}, {"peak": None}, 8, "lower rollout.tasks or rollout.group_size", "rows_per_device"),
-        (
-            "update",
-            {},
-            {"peak": None, "arguments": 15 * GIB},
-            4,
-            "what it holds is 17.0 of 16.0 GiB",
-            "rows_per_device",
-        ),
+        ("update", {}, {"peak": None}, 4, "lower learner.rows_per_device or model.remat='layer' or more", "plain"),
+        ("update", {"remat": "layer"}, {"peak": None}, 16, "more devices along mesh.fsdp", "rows_per_device"),
+        ("logprobs", {"attention": "plain"}, {"peak": 15 * GIB}, 16, "model.attention='auto'", "remat"),
+        ("decode", {}, {"peak": None}, 2, "raise rollout.tensor or fewer episodes at a time", "rows_per_device"),
+        ("decode", {}, {"peak": None}, 1, "lower rollout.tasks or rollout.group_size", "raise rollout.tensor"),
+        ("decode", {}, {"peak": None, "arguments": 15 * GIB}, 1, "what it holds is 17.0 of 16.0 GiB", "lora"),
+        ("update", {}, {"peak": None, "arguments": 15 * GIB}, 4, "or adapters, model.lora_rank=32", "rows_per_device"),
         ("update", {"param_dtype": "bfloat16"}, {"peak": None}, 4, "more devices", "param_dtype"),
     ],
 )
-def test_advice(program, model, changes, rows, said, unsaid):
+def test_advice(program, model, changes, sharing, said, unsaid):
     config = dataclasses.replace(load_config("frozen_lake"), model=dataclasses.replace(TINY, **model))
-    text = memory_plan.advice(program, config, measured(**changes), rows)
+    text = memory_plan.advice(program, config, measured(**changes), sharing)
     assert said in text
     assert unsaid not in text
     assert bool(text) == (not measured(**changes).fits)
