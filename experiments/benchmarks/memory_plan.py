@@ -58,6 +58,7 @@ class Plan:
     attention: Literal["auto", "plain", "blockwise", "splash"] | None = None
     num_layers: int | None = None
     lora_rank: int | None = None
+    rows_at_a_time: int | None = None  # of the sampler
     sampling_tensor: int | None = None  # rollout.tensor: devices that share the sampler's copy of the weights
 
 
@@ -95,6 +96,8 @@ def run_config(plan: Plan) -> RunConfig:
     rollout, learner = config.rollout, config.learner
     if plan.sampling_tensor is not None:
         rollout = dataclasses.replace(rollout, tensor=plan.sampling_tensor)
+    if plan.rows_at_a_time is not None:
+        rollout = dataclasses.replace(rollout, rows_at_a_time=plan.rows_at_a_time)
     if plan.rows_per_device is not None:
         learner = dataclasses.replace(learner, rows_per_device=plan.rows_per_device)
     model = dataclasses.replace(config.model, **given)
@@ -112,7 +115,7 @@ def default_rows(program: ProgramName, config: RunConfig, mesh: Mesh) -> int:
     if program in programs.SAMPLING:
         processes = len({device.process_index for device in mesh.devices.flat})
         episodes = math.ceil(config.rollout.tasks / processes) * config.rollout.group_size
-        return math.ceil(episodes / multiple) * multiple
+        return math.ceil(min(episodes, config.rollout.rows_at_a_time or episodes) / multiple) * multiple
     return multiple * (config.learner.rows_per_device or math.ceil(config.learner.minibatch_steps / multiple))
 
 
@@ -222,7 +225,7 @@ def advice(program: ProgramName, config: RunConfig, measured: Measured, sharing:
     more = "more devices along mesh.fsdp or mesh.tensor"
     narrow = ["model.param_dtype='bfloat16'"] if model.param_dtype == "float32" else []
     if program in programs.SAMPLING:
-        settings.append("fewer episodes at a time: lower rollout.tasks or rollout.group_size")
+        settings.append("lower rollout.rows_at_a_time")
     if state > measured.limit:
         held = f"what it holds is {state / GIB:.1f} of {measured.limit / GIB:.1f} GiB"
         adapters = ["adapters, model.lora_rank=32"] if program == "update" and not model.lora_rank else []
@@ -256,7 +259,7 @@ def _table() -> tuple[Plan, ...]:
     plans = [Plan("qwen2_5_1_5b", topology, MeshConfig(fsdp=count)) for topology, count in small]
     plans += [Plan("qwen2_5_7b", topology, MeshConfig(fsdp=count)) for topology, count in large]
     lora = [
-        Plan("qwen2_5_1_5b", topology, MeshConfig(), lora_rank=32, param_dtype="bfloat16")
+        Plan("qwen2_5_1_5b", topology, MeshConfig(), lora_rank=32, param_dtype="bfloat16", rows_at_a_time=16)
         for topology in ("v5e:1x1", "gpu24:1")
     ]
     return (*plans, *lora)

@@ -54,7 +54,7 @@ def make_actor(model: ModelConfig, tokenizer: AnyTokenizer, config: RolloutConfi
     Args:
         model: the policy's shape.
         tokenizer: for the end and padding tokens.
-        config: for ``max_response_length``.
+        config: for ``max_response_length``, and ``rows_at_a_time``, which changes memory and time, not the replies.
 
     Returns:
         ``act(params, prompts, keys, sampling)`` for n ``prompts``, i32 [prompt length] each, and the rows'
@@ -63,6 +63,13 @@ def make_actor(model: ModelConfig, tokenizer: AnyTokenizer, config: RolloutConfi
     sample = make_sampler(model, tokenizer.eos_ids, tokenizer.pad_id)
 
     def act(
+        params: chex.ArrayTree, prompts: Sequence[np.ndarray], keys: np.ndarray, sampling: SamplingConfig
+    ) -> list[Reply]:
+        size = config.rows_at_a_time or len(prompts)
+        parts = [slice(first, first + size) for first in range(0, len(prompts), size)]
+        return [reply for part in parts for reply in act_together(params, prompts[part], keys[part], sampling)]
+
+    def act_together(
         params: chex.ArrayTree, prompts: Sequence[np.ndarray], keys: np.ndarray, sampling: SamplingConfig
     ) -> list[Reply]:
         multiple = batch_multiple(mesh_of(params))
@@ -221,6 +228,8 @@ def _row_keys(key: jax.Array, episodes: jax.Array, turn: jax.Array) -> jax.Array
 def _check(tasks: Sequence[int], group_size: int, config: RolloutConfig) -> None:
     if not len(tasks):
         raise ValueError("collect needs at least one task, got none")
+    if config.rows_at_a_time is not None and config.rows_at_a_time < 1:
+        raise ValueError(f"rows_at_a_time must be at least 1, or None for all, got {config.rows_at_a_time}")
     limits = {"group_size": group_size} | {
         name: getattr(config, name) for name in ("max_steps", "max_prompt_length", "max_response_length")
     }

@@ -223,6 +223,7 @@ def test_environments_are_used_again():
         ({"config": RolloutConfig(max_steps=0)}, "max_steps must be at least 1, got 0"),
         ({"config": RolloutConfig(max_prompt_length=0)}, "max_prompt_length must be at least 1, got 0"),
         ({"config": RolloutConfig(max_response_length=-1)}, "max_response_length must be at least 1, got -1"),
+        ({"config": RolloutConfig(rows_at_a_time=0)}, "rows_at_a_time must be at least 1, or None for all, got 0"),
         ({"format_prompt": lambda *_: ""}, "the prompt of task 0 has no tokens: ''"),
     ],
 )
@@ -366,7 +367,8 @@ def test_a_rows_reply_does_not_depend_on_the_rows_beside_it():
     prompts = [np.array(TOKENIZER.encode(text), np.int32) for text in ("now up ice", "now down hole you", "you")]
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(5), 3)))
     together = act(params, prompts, keys, SamplingConfig())
-    alone = [act(params, [prompts[i]], keys[i : i + 1], SamplingConfig())[0] for i in range(3)]
+    one_by_one = make_actor(MODEL, TOKENIZER, dataclasses.replace(CONFIG, rows_at_a_time=1))
+    alone = one_by_one(params, prompts, keys, SamplingConfig())
     mesh = make_mesh(MeshConfig(data=3, tensor=2))  # three do not divide the usual eight rows
     spread = jax.device_put(params, param_shardings(abstract_params(MODEL), mesh))
     spread_replies = act(spread, prompts, keys, SamplingConfig())
