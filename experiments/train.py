@@ -61,17 +61,19 @@ def train(command: TrainCommand) -> Path:
     """Trains as ``command.run`` says and returns the run's folder."""
     start_processes(command.processes)
     CONSOLE.quiet = not is_lead()
-    with Watchdog(command.processes.deadline, process_number()) as watchdog, watchdog.failing_together():
-        return _train(command, watchdog)
+    # Signals from here on: once joined, jax would take SIGTERM for itself and the run would not hear of it.
+    watchdog = Watchdog(command.processes.deadline, process_number())
+    with stop_requests() as requests, watchdog, watchdog.failing_together():
+        return _train(command, watchdog, requests)
 
 
-def _train(command: TrainCommand, watchdog: Watchdog) -> Path:
+def _train(command: TrainCommand, watchdog: Watchdog, requests: list[int]) -> Path:
     run, resume = resolve(command.run), command.resume
     started, compilations = time.perf_counter(), count_compilations()
     where = resume or command.directory or _default_directory(run)
     require_alike("configuration or directory", json.dumps([config_to_json(run), str(where), bool(resume)]))
     learner, rollouts = Learner(run), Rollouts(run)
-    with Checkpoints(where / "checkpoints") as checkpoints, stop_requests() as requests:
+    with Checkpoints(where / "checkpoints") as checkpoints:
         iteration, next_task = _begin(run, where, learner, rollouts, checkpoints, resume is not None)
         records = Records(where, iteration if resume else None, command.wandb, writes=is_lead())
         if not resume:
