@@ -14,8 +14,9 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.benchmarks import flops, memory_plan, programs, slices
-from experiments.benchmarks.memory_plan import Command, Measured, Plan
+from experiments.benchmarks import flops, memory_plan, plans, programs, slices
+from experiments.benchmarks.memory_plan import Command
+from experiments.benchmarks.plans import Measured, Plan
 from experiments.configs import WarmStartConfig, load_config
 from hgpo_jax.config import MeshConfig, ModelConfig
 from hgpo_jax.policy.transformer import abstract_params
@@ -95,15 +96,15 @@ def test_devices_that_are_missing(monkeypatch):
 
 def test_unknown_model():
     with pytest.raises(ValueError, match="no config named 'qwen9'"):
-        memory_plan.run_config(Plan("qwen9"))
+        plans.run_config(Plan("qwen9"))
 
 
 def test_rows_of_a_part():
     mesh = make_mesh(PLAN.mesh, slices.devices_of(PLAN.topology))
 
     def rows(rows_per_device):
-        config = memory_plan.run_config(dataclasses.replace(PLAN, rows_per_device=rows_per_device))
-        return memory_plan.default_rows("update", config, mesh)
+        config = plans.run_config(dataclasses.replace(PLAN, rows_per_device=rows_per_device))
+        return plans.default_rows("update", config, mesh)
 
     assert [rows(2), rows(3), rows(None)] == [8, 12, 64]  # the config's None: all of a mini-batch of 64
 
@@ -118,7 +119,7 @@ def test_search_finds_the_largest_size_of_four_to_the_octave(multiple):
             asked.append(rows)
             return rows <= limit * multiple
 
-        found = memory_plan.largest_rows(fits, multiple, most=32 * multiple)
+        found = plans.largest_rows(fits, multiple, most=32 * multiple)
         assert found == multiple * max([0, *(size for size in sizes if size <= limit)])
         assert len(asked) == len(set(asked)) <= 8
         assert max(asked) <= 32 * multiple
@@ -146,7 +147,7 @@ def test_fits_counts_what_lies_beside():
 )
 def test_advice(program, model, changes, sharing, said, unsaid):
     config = dataclasses.replace(load_config("frozen_lake"), model=dataclasses.replace(TINY, **model))
-    text = memory_plan.advice(program, config, measured(**changes), sharing)
+    text = plans.advice(program, config, measured(**changes), sharing)
     assert said in text
     assert unsaid not in text
     assert bool(text) == (not measured(**changes).fits)
@@ -154,7 +155,7 @@ def test_advice(program, model, changes, sharing, said, unsaid):
 
 @pytest.mark.parametrize("program", ["update", "logprobs", "prefill", "decode", "estimator"])
 def test_arguments_are_exact(program):
-    config = memory_plan.run_config(PLAN)
+    config = plans.run_config(PLAN)
     mesh = make_mesh(PLAN.mesh, slices.devices_of(PLAN.topology))
     prepared = programs.prepare(program, config, mesh, rows=4)
     assert len(prepared.lower(*prepared.arguments).as_text()) > 1000
@@ -164,17 +165,17 @@ def test_arguments_are_exact(program):
 
 
 def test_a_device_holds_its_part():
-    config = memory_plan.run_config(PLAN)
+    config = plans.run_config(PLAN)
     mesh = make_mesh(PLAN.mesh, slices.devices_of(PLAN.topology))
     params = programs.bytes_per_device(programs.abstract_state(config, mesh).params)
-    assert memory_plan.bytes_beside("update", config, mesh) == params  # the reference
-    moments = memory_plan.bytes_beside("logprobs", config, mesh) - params
-    assert memory_plan.bytes_beside("decode", config, mesh) == 2 * params + moments
+    assert plans.bytes_beside("update", config, mesh) == params  # the reference
+    moments = plans.bytes_beside("logprobs", config, mesh) - params
+    assert plans.bytes_beside("decode", config, mesh) == 2 * params + moments
     assert moments == pytest.approx(2 * params, rel=1e-4)
     assert 2 < params / flops.num_parameters(config.model) < 2.1  # f32 over fsdp = 2; norms are whole
     model = dataclasses.replace(config.model, lora_rank=2)
     adapted = dataclasses.replace(config, model=model, warm_start=WarmStartConfig(batches=0))
-    assert memory_plan.bytes_beside("update", adapted, mesh) == 0  # adapters switched off are the reference
+    assert plans.bytes_beside("update", adapted, mesh) == 0  # adapters switched off are the reference
     batch: Any = programs.abstract_batch(config, mesh, rows=8)
     assert programs.num_steps(config) == 16 * 8 * 15  # 30 mini-batches of 64, made 32
     assert batch.tokens.shape == (32, 8, 8, 104)
@@ -184,13 +185,13 @@ def test_a_device_holds_its_part():
 
 
 def test_a_process_samples_from_its_own_copy_in_the_dtype_of_the_computation():
-    config = memory_plan.run_config(dataclasses.replace(PLAN, sampling_tensor=2))
+    config = plans.run_config(dataclasses.replace(PLAN, sampling_tensor=2))
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
     mesh = make_mesh(PLAN.mesh, slices.devices_of(PLAN.topology))
     assert dict(programs.sampling_mesh(config, mesh).shape) == {"data": 2, "fsdp": 1, "tensor": 2}
     copy = programs.bytes_per_device(programs.sampling_params(config, mesh))
     assert copy == pytest.approx(flops.num_parameters(config.model), rel=0.05)  # 2 bytes over tensor = 2
-    assert memory_plan.default_rows("prefill", config, mesh) == 128  # one process has all of 16 x 8 episodes
+    assert plans.default_rows("prefill", config, mesh) == 128  # one process has all of 16 x 8 episodes
     alone = make_mesh(MeshConfig(), jax.devices()[:1])
     assert {x.dtype for x in jax.tree.leaves(programs.sampling_params(config, alone))} == {np.dtype(np.float32)}
 
