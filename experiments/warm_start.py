@@ -17,7 +17,9 @@ from experiments.assembly import Learner, Rollouts
 from hgpo_jax.config import OptimizerConfig, SamplingConfig
 from hgpo_jax.learner.supervised import make_supervised_update
 from hgpo_jax.learner.update import make_optimizer
+from hgpo_jax.policy.transformer import abstract_params
 from hgpo_jax.rollout.collector import Act, Reply
+from hgpo_jax.sharding import state_shardings
 
 PASSES = 4  # over each batch
 
@@ -34,9 +36,11 @@ def warm_start(learner: Learner, rollouts: Rollouts, first_task: int) -> list[fl
     """
     config, settings = learner.config, learner.config.warm_start
     optimizer = make_optimizer(OptimizerConfig(learning_rate=settings.learning_rate, weight_decay=0.0))
-    update = make_supervised_update(learner.logprob_fn, optimizer)
+    mesh = learner.mesh
+    shardings = None if mesh is None else state_shardings(abstract_params(config.model), optimizer, mesh)
+    update = make_supervised_update(learner.logprob_fn, optimizer, shardings=shardings)
     params = jax.tree.map(lambda x: x.copy(), learner.state.params)
-    opt_state = jax.jit(optimizer.init)(params)
+    opt_state = jax.jit(optimizer.init, out_shardings=shardings and shardings.opt_state)(params)
     act = _by_lot(rollouts, config.seed)
     losses: list[float] = []
     for i in range(settings.batches):

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import optax
 
 from hgpo_jax.learner.update import Block, LogprobFn, predict, token_arrays
-from hgpo_jax.types import StepBatch
+from hgpo_jax.types import StepBatch, TrainState
 
 
 def make_supervised_update(
     logprob_fn: LogprobFn,
     optimizer: optax.GradientTransformation,
+    *,
+    shardings: TrainState | None = None,
 ) -> Callable[[Any, Any, StepBatch], tuple[Any, Any, jax.Array]]:
     """``update(params, opt_state, batch) -> (params, opt_state, loss)``, one jit, the first two donated.
 
@@ -26,6 +28,7 @@ def make_supervised_update(
     Args:
       logprob_fn: the policy.
       optimizer: any of optax's.
+      shardings: on a mesh, of a state with this optimizer; kept, so that the next call compiles nothing.
     """
 
     def part_loss(params: Any, part: Block, num_tokens: jax.Array) -> jax.Array:
@@ -55,4 +58,7 @@ def make_supervised_update(
         used = blocks["loss_mask"].any(axis=(1, 2, 3)).sum()
         return params, opt_state, loss_M.sum() / jnp.maximum(used, 1)
 
-    return jax.jit(update, donate_argnums=(0, 1))
+    if shardings is None:
+        return jax.jit(update, donate_argnums=(0, 1))
+    places = shardings.params, shardings.opt_state, shardings.step
+    return jax.jit(update, donate_argnums=(0, 1), out_shardings=places)
