@@ -75,6 +75,12 @@ def test_readme_file_map_holds() -> None:
             assert f"`{path.stem}`" in readme, f"{path} is missing from README's file map"
 
 
+def test_tests_have_names_of_their_own() -> None:
+    """pytest imports them by their bare names: of two alike it would not collect the second."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) == len(set(names)), sorted(name for name in set(names) if names.count(name) > 1)
+
+
 def test_ci_runs_the_second_command_exactly() -> None:
     second = (ROOT / "README.md").read_text().split("```bash\n")[2].split("\n```")[0]
     assert second in (ROOT / ".ci/run").read_text().splitlines()

@@ -32,7 +32,11 @@ def test_padded_and_packed_hold_the_same_steps(spread):
 @pytest.mark.slow
 def test_the_accelerator_script_runs_small(tmp_path, monkeypatch, capsys):
     """All of its parts, on this CPU; the recorded checkpoints have tests of their own."""
-    monkeypatch.setattr(accelerator, "parity", lambda _: [{"checkpoint": "none", "ok": True}])
+
+    def parity(_):
+        return [{"checkpoint": "none", "ok": True}]
+
+    monkeypatch.setattr(accelerator, "parity", parity)
     benchmark = accelerator.Benchmark(tiny=True, repeats=1, json=tmp_path / "figures.json")
     accelerator.main(benchmark)
     shown = capsys.readouterr().out
