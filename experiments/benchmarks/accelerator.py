@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.benchmarks import flops
+from experiments.benchmarks.peers import median_seconds
 from experiments.replay_checkpoint import replay
 from hgpo_jax.config import HGPOConfig, LearnerConfig, LossConfig, ModelConfig, OptimizerConfig
 from hgpo_jax.estimators import make_estimator
@@ -69,16 +69,6 @@ class Benchmark:
     def model(self) -> ModelConfig:
         """The decoder's shape."""
         return TINY if self.tiny else QWEN
-
-
-def seconds_of(function: Callable[[], Any], repeats: int) -> float:
-    """Median, warmed up."""
-    times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        jax.block_until_ready(function())
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
 
 
 def parity(_: Benchmark) -> list[dict[str, Any]]:
@@ -123,7 +113,7 @@ def attention(benchmark: Benchmark) -> list[dict[str, Any]]:
             for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(exact), strict=True)
         ]
         auto = choose_attention("auto", platform, length, "bfloat16")
-        milliseconds = 1e3 * seconds_of(gradient, benchmark.repeats)
+        milliseconds = 1e3 * median_seconds(gradient, benchmark.repeats)
         found.append(
             {"attention": name, "auto": name == auto, "ms": milliseconds, "largest relative error": max(errors)}
         )
@@ -136,7 +126,7 @@ def estimator(benchmark: Benchmark) -> list[dict[str, Any]]:
     found = []
     for steps in (6_400, 100_000 if benchmark.tiny else 1_000_000):
         signals = jax.device_put(random_signals(steps, levels=5))
-        seconds = seconds_of(lambda signals=signals: advantages(signals)[0], benchmark.repeats)
+        seconds = median_seconds(lambda signals=signals: advantages(signals)[0], benchmark.repeats)
         moved = sum(x.nbytes for x in jax.tree.leaves(signals)) + 4 * steps
         found.append({"steps": steps, "ms": 1e3 * seconds, "MB": moved / 1e6, "GB / s": moved / seconds / 1e9})
     return found
@@ -162,7 +152,7 @@ def sampling(benchmark: Benchmark) -> list[dict[str, Any]]:
         lengths, keys = np.full(rows, prompt, np.int32), jax.random.split(jax.random.key(1), rows)
         generate = functools.partial(sampler, params, tokens, lengths, keys, 1.0, 1.0, 0, new, capacity=new)
         drawn = int(np.sum(generate().lengths))
-        seconds = seconds_of(lambda generate=generate: generate().tokens, benchmark.repeats)
+        seconds = median_seconds(lambda generate=generate: generate().tokens, benchmark.repeats)
         found.append({"batch": rows, "prompt": prompt, "drawn": drawn, "s": seconds, "tokens / s": drawn / seconds})
     return found
 
@@ -191,7 +181,7 @@ def update(benchmark: Benchmark) -> list[dict[str, Any]]:
         holder[0], metrics = step(holder[0], placed)
         return metrics
 
-    seconds = seconds_of(once, benchmark.repeats)
+    seconds = median_seconds(once, benchmark.repeats)
     counted = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     work = flops.row_flops(model, rows, length, response).training()
     return [

@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,22 +28,14 @@ import numpy as np
 import tyro
 from rich.table import Table
 
+from experiments.benchmarks.peers import MODEL, median_seconds, run_script
 from experiments.console import CONSOLE, count_compilations
-from hgpo_jax.config import ModelConfig, RolloutConfig, SamplingConfig
+from hgpo_jax.config import RolloutConfig, SamplingConfig
 from hgpo_jax.policy.sampling import Sampler, make_sampler
 from hgpo_jax.policy.tokenization import load_tokenizer
 from hgpo_jax.policy.transformer import init_params
 from hgpo_jax.rollout.collector import bucket_rows, make_actor
 
-MODEL = ModelConfig(
-    vocab_size=4096,
-    hidden_size=256,
-    intermediate_size=1024,
-    num_layers=4,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=64,
-)
 SCRIPTS = {"hf": "bench_hf.py", "tunix": "bench_sampler.py"}
 
 
@@ -69,16 +59,6 @@ def inputs(benchmark: Benchmark, rows: int, seed: int = 0) -> tuple[np.ndarray, 
     shape = rows, benchmark.prompt
     tokens = np.random.default_rng(seed).integers(3, MODEL.vocab_size, shape).astype(np.int32)
     return tokens, np.full(rows, benchmark.prompt, np.int32), jax.random.split(jax.random.key(seed), rows)
-
-
-def median_seconds(function: Callable[[], Any], repeats: int) -> float:
-    """Median over the repeats, after one to warm up."""
-    times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        jax.block_until_ready(function())
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
 
 
 def endless(params: Any) -> tuple[Any, int]:
@@ -121,14 +101,10 @@ class Ours:
 
 def peer_speeds(benchmark: Benchmark, name: str) -> dict[int, float]:
     """Tokens a second of one peer per batch size, as its script prints them."""
-    python, script = getattr(benchmark, name), SCRIPTS[name]
     assert benchmark.peers is not None
     batches = ",".join(map(str, benchmark.batches))
-    command = [str(python), script, "--reps", str(benchmark.repeats), "--batches", batches]
-    done = subprocess.run(command, cwd=benchmark.peers, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ValueError(f"{' '.join(command)} in {benchmark.peers} failed: {done.stderr.strip()[-500:]}")
-    result = json.loads(done.stdout.strip().splitlines()[-1])
+    arguments = SCRIPTS[name], "--reps", str(benchmark.repeats), "--batches", batches
+    result = run_script(getattr(benchmark, name), benchmark.peers, *arguments)
     return {int(rows): figures["tok_per_s"] for rows, figures in result["batches"].items()}
 
 

@@ -17,7 +17,6 @@ import dataclasses
 import functools
 import json
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,24 +28,17 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from experiments.benchmarks import peers
 from experiments.console import count_compilations
-from hgpo_jax.config import LearnerConfig, LossConfig, ModelConfig, OptimizerConfig, ReinforceConfig
+from hgpo_jax.config import LearnerConfig, LossConfig, OptimizerConfig, ReinforceConfig
 from hgpo_jax.estimators import make_estimator
 from hgpo_jax.learner.packing import pack_steps
 from hgpo_jax.learner.update import init_state, make_optimizer, make_update
 from hgpo_jax.policy.transformer import response_logprobs
 from hgpo_jax.types import StepBatch, StepSignals
 
-MODEL = ModelConfig(
-    vocab_size=4096,
-    hidden_size=256,
-    intermediate_size=1024,
-    num_layers=4,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=64,
-    remat="products",  # less memory, and on a CPU also less time than keeping everything
-)
+# "products": less memory, and on a CPU also less time than keeping everything.
+MODEL = dataclasses.replace(peers.MODEL, remat="products")
 PEERS = {"hf": ("bench_hf.py", "--batches", "1", "--train"), "tunix": ("bench_train.py",)}
 
 
@@ -147,12 +139,10 @@ def timed_update(batch: StepBatch, repeats: int) -> dict[str, float]:
 
 def run_peer(benchmark: Benchmark, name: str) -> dict[str, float]:
     """Tokens a second of a peer's own script, in its own environment."""
+    assert benchmark.peers is not None
     script, *arguments = PEERS[name]
-    command = [str(getattr(benchmark, name)), script, "--reps", str(benchmark.repeats), *arguments]
-    done = subprocess.run(command, cwd=benchmark.peers, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ValueError(f"{script} of {name} failed: {done.stderr.strip().splitlines()[-1]}")
-    result = json.loads(done.stdout.strip().splitlines()[-1])
+    options = "--reps", str(benchmark.repeats), *arguments
+    result = peers.run_script(getattr(benchmark, name), benchmark.peers, script, *options)
     train = result.get("train", result)
     first = train.get("first_s", train.get("first_step_s"))
     return {"median": train["step"]["median_s"], "best": train["step"]["min_s"], "first": first}

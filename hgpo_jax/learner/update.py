@@ -164,8 +164,7 @@ def make_update(
             return trained, opt_state, metrics
 
         def minibatch(carry: tuple[Any, Any], block: Block) -> tuple[tuple[Any, Any], Metrics]:
-            shapes = jax.eval_shape(step, *carry, block)[2]
-            skipped = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes) | {"bad_step": jnp.int32(_NO_STEP)}
+            skipped = _metrics_of_nothing(jax.eval_shape(step, *carry, block)[2])
             trained, opt_state, metrics = jax.lax.cond(
                 run & block["loss_mask"].any(), step, lambda p, o, _: (p, o, skipped), *carry, block
             )
@@ -302,8 +301,7 @@ def _minibatch_gradient(
             return total, metrics
 
         def accumulate_if_any(total: Any, part: Block) -> tuple[Any, Metrics]:
-            shapes = jax.eval_shape(accumulate, total, part)[1]
-            nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes) | {"bad_step": jnp.int32(_NO_STEP)}
+            nothing = _metrics_of_nothing(jax.eval_shape(accumulate, total, part)[1])
             return jax.lax.cond(part["loss_mask"].any(), accumulate, lambda total, _: (total, nothing), total, part)
 
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape), trained)
@@ -317,6 +315,11 @@ def _minibatch_gradient(
         return grads, metrics | {"taken": taken, "bad_step": bad_step}
 
     return gradient
+
+
+def _metrics_of_nothing(shapes: Any) -> Metrics:
+    """What a part or a mini-batch that is left out adds to the metrics of these shapes."""
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes) | {"bad_step": jnp.int32(_NO_STEP)}
 
 
 def _average(stacked: Metrics, bad_step: jax.Array) -> Metrics:

@@ -104,7 +104,6 @@ class Sampler:
     start: Any  # (Prompts, rows [B] | None, keys [B], Settings; capacity, layout) -> Replies with a token each
     decode: Any  # (params, Replies, Settings, stop_at []; layout) -> Replies
     keep: Any  # (Replies, rows [C]; layout) -> Replies of these rows
-    whole: Any  # (params, tokens, lengths, keys, *Settings; capacity, layout) -> SampleOutput: all of it as one program
 
     def __call__(
         self,
@@ -183,21 +182,12 @@ def make_sampler(config: ModelConfig, eos_ids: Sequence[int], pad_id: int) -> Sa
         if not 0 <= token < config.vocab_size:
             raise ValueError(f"{name} has {token}, outside the vocabulary of {config.vocab_size} tokens")
     policy = _Policy(config, tuple(eos_ids), pad_id)
-    read, start = functools.partial(_read, policy), functools.partial(_start, policy)
-    decode = functools.partial(_decode, policy)
-
-    def whole(params, prompt_tokens, prompt_lengths, keys, *settings, capacity: int, layout: Layout | None = None):
-        prompts = read(params, prompt_tokens, prompt_lengths, capacity=capacity, layout=layout)
-        replies = start(prompts, None, keys, Settings(*settings), capacity=capacity, layout=layout)
-        return decode(params, replies, Settings(*settings), 0, layout=layout).output
-
     # What is donated comes back changed in place: a cache exists once.
     return Sampler(
-        jax.jit(read, static_argnames=("capacity", "layout")),
-        jax.jit(start, static_argnames=("capacity", "layout")),
-        jax.jit(decode, static_argnames="layout", donate_argnums=1),
+        jax.jit(functools.partial(_read, policy), static_argnames=("capacity", "layout")),
+        jax.jit(functools.partial(_start, policy), static_argnames=("capacity", "layout")),
+        jax.jit(functools.partial(_decode, policy), static_argnames="layout", donate_argnums=1),
         jax.jit(_keep, static_argnames="layout"),
-        jax.jit(whole, static_argnames=("capacity", "layout")),
     )
 
 

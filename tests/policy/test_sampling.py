@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reference_decoder import TINY, random_params, reference_logits
 
 from hgpo_jax.config import MeshConfig
-from hgpo_jax.policy.sampling import make_sampler, pad_prompts
+from hgpo_jax.policy.sampling import Settings, make_sampler, pad_prompts
 from hgpo_jax.policy.transformer import abstract_params, response_logprobs
 from hgpo_jax.sharding import Layout, make_mesh, param_shardings
 
@@ -155,8 +155,14 @@ def test_no_logits_of_the_whole_prompt():
     sample = make_sampler(config, [1], PAD)
     arrays = jax.ShapeDtypeStruct((4, 64), jnp.int32), jax.ShapeDtypeStruct((4,), jnp.int32)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 4))
-    trace = functools.partial(sample.whole, capacity=R)
-    jaxpr = jax.make_jaxpr(trace)(nn.unbox(abstract_params(config)), *arrays, keys, 1.0, 1.0, 0, R)
+
+    def whole(params, tokens, lengths, keys):
+        settings, options = Settings(1.0, 1.0, 0, R), {"layout": None}
+        prompts = sample.read(params, tokens, lengths, capacity=R, **options)
+        replies = sample.start(prompts, None, keys, settings, capacity=R, **options)
+        return sample.decode(params, replies, settings, 0, **options).output
+
+    jaxpr = jax.make_jaxpr(whole)(nn.unbox(abstract_params(config)), *arrays, keys)
 
     def largest(jaxpr):
         inner = [largest(j) for e in jaxpr.eqns for j in jax.extend.core.jaxprs_in_params(e.params)]
