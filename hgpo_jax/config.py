@@ -30,8 +30,10 @@ class ModelConfig:
     # How the learner attends. "plain" needs memory quadratic in the row, the others linear; "cudnn" runs on GPUs,
     # "splash" on TPUs; "auto" takes what fits the backend and the length.
     attention: Literal["auto", "plain", "blockwise", "cudnn", "splash"] = "auto"
-    # What the backward pass makes again: nothing, all of a layer, or a layer's cheap parts (its products are kept).
+    # What the backward pass makes again: nothing, all of a layer, or a layer's cheap parts (products and attention are
+    # kept).
     remat: Literal["none", "layer", "products"] = "none"
+    unroll: int = 1  # layers written out in a turn of the loop over layers: faster on a CPU, longer to compile
 
 
 @dataclasses.dataclass(frozen=True)

@@ -171,7 +171,10 @@ def policy_loss(
         surrogate_BT *= jnp.minimum(importance_BT, config.importance_cap)
     kl_BT = jnp.where(mask_BT, k3(logprob_BT, ref_logprob_BT), 0.0)
     entropy_BT = jnp.where(mask_BT, entropy_BT, 0.0)
-    per_token_BT = surrogate_BT - config.entropy_coef * entropy_BT
+    per_token_BT = surrogate_BT
+    # A term times 0 is left out: the compiler would compute its gradient all the same.
+    if config.entropy_coef:
+        per_token_BT -= config.entropy_coef * entropy_BT
     if config.kl_coef:
         per_token_BT += config.kl_coef * kl_BT
     loss = (weight_BT * per_token_BT).sum()

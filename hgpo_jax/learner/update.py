@@ -293,19 +293,27 @@ def _minibatch_gradient(
         num_tokens = mask_ABT.sum().astype(jnp.float32)
         weighted = block | {"weight": token_weights(mask_ABT, block["segment_ids"], loss)}
 
-        def accumulate(total: Any, part: Block) -> tuple[Any, Metrics]:
+        def part_gradient(part: Block) -> tuple[Any, Metrics]:
             grads, metrics = jax.grad(part_loss, has_aux=True)(trained, frozen, part, advantage_N, num_tokens)
-            total = jax.tree.map(jnp.add, total, grads)
+            grads = in_float32(grads)
             if param_sharding is not None:
-                total = jax.lax.with_sharding_constraint(total, param_sharding)
-            return total, metrics
+                grads = jax.lax.with_sharding_constraint(grads, param_sharding)
+            return grads, metrics
+
+        def accumulate(total: Any, part: Block) -> tuple[Any, Metrics]:
+            grads, metrics = part_gradient(part)
+            return jax.tree.map(jnp.add, total, grads), metrics
 
         def accumulate_if_any(total: Any, part: Block) -> tuple[Any, Metrics]:
             nothing = _metrics_of_nothing(jax.eval_shape(accumulate, total, part)[1])
             return jax.lax.cond(part["loss_mask"].any(), accumulate, lambda total, _: (total, nothing), total, part)
 
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape), trained)
-        grads, parts = jax.lax.scan(accumulate_if_any, zeros, weighted)
+        if len(mask_ABT) == 1:  # no sum, which would read and write every gradient once more
+            grads, metrics = part_gradient(jax.tree.map(lambda x: x[0], weighted))
+            parts = jax.tree.map(lambda x: x[None], metrics)
+        else:
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape), trained)
+            grads, parts = jax.lax.scan(accumulate_if_any, zeros, weighted)
         bad_step = parts.pop("bad_step").min()
         metrics = {k: v.max() if k.endswith("_max") else v.sum() for k, v in parts.items()}
         metrics["grad_norm"] = metrics["grad_norm_max"] = optax.tree.norm(grads)

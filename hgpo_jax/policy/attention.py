@@ -21,12 +21,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from hgpo_jax.policy import blockwise_attention
+from hgpo_jax.policy.blockwise_attention import SAVED
 from hgpo_jax.types import Array
 
 IMPLEMENTATIONS = ("plain", "blockwise", "cudnn", "splash")
 _NEEDS = {"cudnn": "gpu", "splash": "tpu"}
 _SHORT = 128  # rows up to here are one block of "blockwise", and plain attention does the same with less code
-_CPU_BLOCK, _BLOCK = 128, 512  # queries and keys: what a CPU's cache holds, and the larger products others like
+_CPU_BLOCK, _BLOCK = 256, 512  # queries and keys: what a CPU's cache holds, and the larger products others like
 _LANES = 128  # what Pallas on a TPU wants widths and blocks to be a multiple of
 _CUDNN_QUERIES = 1024  # queries per call of cuDNN
 _CUDNN_HIDDEN = -float(2 << 40)  # bias of a slot that isn't seen, the value that JAX gives cuDNN for a mask
@@ -88,7 +89,7 @@ def attend(
         divide, leave that to the compiler; otherwise each device attends for its own rows and heads.
       batch_axes: mesh axes that B is divided over.
       heads_axis: mesh axis that H is divided over, and Q where it divides Q; otherwise key/value heads are repeated.
-      block: the most queries, and keys, that "blockwise" holds scores of at once; None: 128 on a CPU, else 512.
+      block: the most queries, and keys, that "blockwise" holds scores of at once; None: 256 on a CPU, else 512.
       interpret: run "splash" without a TPU, slowly: for tests.
 
     Returns:
@@ -204,6 +205,7 @@ def splash(q_BTHF, k_BTQF, v_BTQF, segments_BT, *, interpret: bool = False) -> j
         block_sizes=kernel.BlockSizes(**sizes),
         head_shards=1,
         q_seq_shards=1,
+        residual_checkpoint_name=SAVED,
         interpret=interpret,
     )
     out: Any = jax.vmap(attention)(*map(arrange, (q_BTHF, k_BTQF, v_BTQF)), kernel.SegmentIds(segments, segments))

@@ -11,6 +11,9 @@ from __future__ import annotations
 import chex
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+SAVED = "attention"  # name of what the backward pass keeps, for a rematerialisation policy
 
 _LEAST = -1e30  # where the running maximum starts; finite, so that a query that sees nothing gives 0 and no NaN
 
@@ -61,25 +64,27 @@ def _key_blocks(query_segments_IBP, key_segments_JBR, start) -> tuple[jax.Array,
     return first_I, stop_I
 
 
-def _scores(q_BQGPF, k_BQRF, query_segments_BP, key_segments_BR, ahead) -> jax.Array:
-    """Scores f32 [B, Q, G, P, R], -inf where not seen. ``ahead``: first query's slot minus the first key's."""
-    scores = jnp.einsum("bqgpf,bqrf->bqgpr", q_BQGPF, k_BQRF, preferred_element_type=jnp.float32)
-    causal_PR = jnp.arange(k_BQRF.shape[2])[None, :] <= jnp.arange(q_BQGPF.shape[3])[:, None] + ahead
+def _seen(query_segments_BP, key_segments_BR, ahead) -> jax.Array:
+    """Which keys each query sees, bool [B, P, R]. ``ahead``: first query's slot minus the first key's."""
+    P, R = query_segments_BP.shape[1], key_segments_BR.shape[1]
+    causal_PR = jnp.arange(R)[None, :] <= jnp.arange(P)[:, None] + ahead
     same_BPR = query_segments_BP[:, :, None] == key_segments_BR[:, None, :]
-    seen_BPR = causal_PR[None] & same_BPR & (key_segments_BR > 0)[:, None, :]
-    return jnp.where(seen_BPR[:, None, None], scores * q_BQGPF.shape[-1] ** -0.5, -jnp.inf)
+    return causal_PR[None] & same_BPR & (key_segments_BR > 0)[:, None, :]
 
 
 def _forward(q_IBQGPF, k_JBQRF, v_JBQRF, query_segments_IBP, key_segments_JBR, start):
     """Output [I, B, Q, G, P, F] and logsumexp f32 [I, B, Q, G, P]."""
     P, R = query_segments_IBP.shape[-1], key_segments_JBR.shape[-1]
+    scale = q_IBQGPF.shape[-1] ** -0.5
 
     def query_block(inputs):
         i, first, stop, q, segments = inputs
 
         def key_block(j, carry):
             out, largest, total = carry
-            scores = _scores(q, k_JBQRF[j], segments, key_segments_JBR[j], start + i * P - j * R)
+            seen_BPR = _seen(segments, key_segments_JBR[j], start + i * P - j * R)
+            scores = _product("bqgpf,bqrf->bqgpr", q, k_JBQRF[j]) * scale
+            scores = jnp.where(seen_BPR[:, None, None], scores, -jnp.inf)
             new_largest = jnp.maximum(largest, jnp.max(scores, axis=-1))
             weights, shrink = jnp.exp(scores - new_largest[..., None]), jnp.exp(largest - new_largest)
             more = _product("bqgpr,bqrf->bqgpf", weights.astype(q.dtype), v_JBQRF[j])
@@ -105,30 +110,37 @@ def _attend(q_IBQGPF, k_JBQRF, v_JBQRF, query_segments_IBP, key_segments_JBR, st
 
 
 def _attend_forward(*inputs):
-    out, logsumexp = _forward(*inputs)
+    out, logsumexp = (checkpoint_name(x, SAVED) for x in _forward(*inputs))
     return out, (inputs, out, logsumexp)
 
 
 def _attend_backward(kept, dout_IBQGPF):
-    """With weights w, ``dv = w^T dout``; ``ds = w * (dout v^T - sum(dout * out))``; ``dq = ds k``, ``dk = ds^T q``."""
+    """With weights w, ``dv = w^T dout``; ``ds = w * (dout v^T - sum(dout * out))``; ``dq = ds k``, ``dk = ds^T q``.
+
+    w^T and ds^T are what is made, [R, G P] for each head of keys, and dq^T of k^T: no product has to transpose
+    something as large as the scores.
+    """
     (q_IBQGPF, k_JBQRF, v_JBQRF, query_segments_IBP, key_segments_JBR, start), out_IBQGPF, logsumexp_IBQGP = kept
     P, R = query_segments_IBP.shape[-1], key_segments_JBR.shape[-1]
     dtype, scale = q_IBQGPF.dtype, q_IBQGPF.shape[-1] ** -0.5
+    k_JBQFR = jnp.swapaxes(k_JBQRF, 3, 4)
 
     def query_block(carry, inputs):
         i, first, stop, q, segments, out, logsumexp, dout = inputs
-        inner = jnp.sum(out.astype(jnp.float32) * dout, axis=-1, keepdims=True)
+        inner = jnp.sum(out.astype(jnp.float32) * dout, axis=-1)
 
         def key_block(j, carry):
             dq, dk_JBQRF, dv_JBQRF = carry
             k, v = k_JBQRF[j], v_JBQRF[j]
-            scores = _scores(q, k, segments, key_segments_JBR[j], start + i * P - j * R)
-            weights = jnp.exp(scores - logsumexp[..., None])
-            dscores = weights * (_product("bqgpf,bqrf->bqgpr", dout, v) - inner) * scale
+            seen_BPR = _seen(segments, key_segments_JBR[j], start + i * P - j * R)
+            scores = _product("bqrf,bqgpf->bqrgp", k, q) * scale
+            scores = jnp.where(jnp.swapaxes(seen_BPR, 1, 2)[:, None, :, None], scores, -jnp.inf)
+            weights = jnp.exp(scores - logsumexp[:, :, None])
+            dscores = weights * (_product("bqrf,bqgpf->bqrgp", v, dout) - inner[:, :, None]) * scale
             weights, dscores = weights.astype(dtype), dscores.astype(dtype)
-            dq = dq + _product("bqgpr,bqrf->bqgpf", dscores, k)
-            dk_JBQRF = dk_JBQRF.at[j].add(_product("bqgpr,bqgpf->bqrf", dscores, q))
-            dv_JBQRF = dv_JBQRF.at[j].add(_product("bqgpr,bqgpf->bqrf", weights, dout))
+            dq = dq + jnp.moveaxis(_product("bqfr,bqrgp->bqfgp", k_JBQFR[j], dscores), 2, -1)
+            dk_JBQRF = dk_JBQRF.at[j].add(_product("bqrgp,bqgpf->bqrf", dscores, q))
+            dv_JBQRF = dv_JBQRF.at[j].add(_product("bqrgp,bqgpf->bqrf", weights, dout))
             return dq, dk_JBQRF, dv_JBQRF
 
         dq, *carry = jax.lax.fori_loop(first, stop, key_block, (jnp.zeros(q.shape, jnp.float32), *carry))

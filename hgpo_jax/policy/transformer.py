@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from hgpo_jax import adapters
 from hgpo_jax.config import ModelConfig
-from hgpo_jax.policy.attention import attend, attend_one, choose_attention
+from hgpo_jax.policy.attention import SAVED, attend, attend_one, choose_attention
 from hgpo_jax.sharding import BATCH_AXES, Layout, batch_multiple, constrain
 from hgpo_jax.types import Array
 
@@ -27,7 +27,12 @@ Params = dict[str, Any]  # nested: ``params["layers"]["attention"]["q"]["kernel"
 
 _LOGITS = 1 << 25  # at most this many at once on a device in response_logprobs: 128 MiB
 
-_KEPT = {"layer": None, "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+_policies = jax.checkpoint_policies
+# Attention's output is a product too, but one that costs length squared: it is kept by its name.
+_products = _policies.save_from_both_policies(
+    _policies.dots_with_no_batch_dims_saveable, _policies.save_only_these_names(SAVED)
+)
+_KEPT = {"layer": None, "products": _products}
 
 _fan_in = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 
@@ -75,6 +80,8 @@ def check_model_config(config: ModelConfig) -> None:
         raise ValueError(
             f"ModelConfig.lora_rank ({config.lora_rank}) has to be 0 or more, lora_alpha ({config.lora_alpha}) above 0"
         )
+    if config.unroll < 1:
+        raise ValueError(f"ModelConfig.unroll is {config.unroll}; it has to be at least 1, a layer after the other")
     if config.rope_theta <= 0 or config.rms_norm_eps <= 0:
         raise ValueError(
             f"ModelConfig.rope_theta ({config.rope_theta}) and rms_norm_eps ({config.rms_norm_eps}) have to be above 0"
@@ -147,15 +154,23 @@ def _rms_norm(config: ModelConfig, axis: str = "embed") -> nn.RMSNorm:
     )
 
 
-def rotary_angles(positions_BT: Array, head_dim: int, theta: float) -> jax.Array:
-    """Angle ``position * theta^(-2i / head_dim)`` of pair i: f32 [B, T, head_dim / 2]."""
+class Rotation(NamedTuple):
+    """Rotary position embedding (arXiv 2104.09864): what turns pair i by ``position * theta^(-2i / F)``."""
+
+    cos: jax.Array  # f32 [B, T, E]
+    sin: jax.Array  # f32 [B, T, E]
+
+
+def rotation(positions_BT: Array, head_dim: int, theta: float) -> Rotation:
+    """Of every token, once for all layers."""
     frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-    return jnp.asarray(positions_BT, jnp.float32)[..., None] * frequencies[None, None]
+    angles_BTE = jnp.asarray(positions_BT, jnp.float32)[..., None] * frequencies[None, None]
+    return Rotation(jnp.cos(angles_BTE), jnp.sin(angles_BTE))
 
 
-def rotate(x_BTHF: jax.Array, angles_BTE: jax.Array) -> jax.Array:
-    """Rotary position embedding (arXiv 2104.09864); pair i is (i, i + F/2), as in Hugging Face's weights."""
-    cos, sin = jnp.cos(angles_BTE)[:, :, None], jnp.sin(angles_BTE)[:, :, None]
+def rotate(x_BTHF: jax.Array, by: Rotation) -> jax.Array:
+    """Turns every head; pair i is (i, i + F/2), as in Hugging Face's weights."""
+    cos, sin = by.cos[:, :, None], by.sin[:, :, None]
     first, second = jnp.split(x_BTHF.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return rotated.astype(x_BTHF.dtype)
@@ -176,14 +191,14 @@ class Attention(nn.Module):
             self.q_norm, self.k_norm = _rms_norm(c, "head_dim"), _rms_norm(c, "head_dim")
         self.o = Projection(c, (c.hidden_size,), ("heads", "head_dim", "embed"), contract=2)
 
-    def __call__(self, x_BTD, angles_BTE, segment_ids_BT, layer, cache: KVCache | None):
+    def __call__(self, x_BTD, by, segment_ids_BT, layer, cache: KVCache | None):
         q_BTHF = constrain(self.layout, self.q(x_BTD), "batch", None, "heads", None)
         k_BTQF, v_BTQF = (
             constrain(self.layout, project(x_BTD), "batch", None, "kv_heads", None) for project in (self.k, self.v)
         )
         if self.config.qk_norm:
             q_BTHF, k_BTQF = self.q_norm(q_BTHF), self.k_norm(k_BTQF)
-        q_BTHF, k_BTQF = rotate(q_BTHF, angles_BTE), rotate(k_BTQF, angles_BTE)
+        q_BTHF, k_BTQF = rotate(q_BTHF, by), rotate(k_BTQF, by)
         if cache is None:
             attended = self._whole_rows(q_BTHF, k_BTQF, v_BTQF, segment_ids_BT)
         else:
@@ -257,9 +272,9 @@ class Block(nn.Module):
         self.attention_norm, self.mlp_norm = _rms_norm(self.config), _rms_norm(self.config)
         self.attention, self.mlp = Attention(self.config, self.layout), MLP(self.config, self.layout)
 
-    def __call__(self, carry, layer, angles_BTE, segment_ids_BT):
+    def __call__(self, carry, layer, by, segment_ids_BT):
         x_BTD, cache = carry
-        attended, cache, written = self.attention(self.attention_norm(x_BTD), angles_BTE, segment_ids_BT, layer, cache)
+        attended, cache, written = self.attention(self.attention_norm(x_BTD), by, segment_ids_BT, layer, cache)
         x_BTD = constrain(self.layout, x_BTD + attended, "batch", None, None)
         x_BTD = constrain(self.layout, x_BTD + self.mlp(self.mlp_norm(x_BTD)), "batch", None, None)
         return (x_BTD, cache), _with_room(*written, self.capacity) if self.capacity else None
@@ -316,10 +331,10 @@ class Transformer(nn.Module):
             cache = cache._replace(segment_ids=jax.lax.dynamic_update_slice(cache.segment_ids, segment_ids_BT, at))
         elif 0 < capacity < tokens_BT.shape[1]:
             raise ValueError(f"a cache of {capacity} slots cannot hold the {tokens_BT.shape[1]} tokens that are read")
-        angles_BTE = rotary_angles(positions_BT, c.head_dim, c.rope_theta)
+        by = rotation(positions_BT, c.head_dim, c.rope_theta)
         x_BTD = constrain(self.layout, self.embed[tokens_BT].astype(c.dtype), "batch", None, None)
         layers = _scan_of_layers(c)(c, self.layout, capacity, name="layers")
-        (x_BTD, cache), kept = layers((x_BTD, cache), jnp.arange(c.num_layers), angles_BTE, segment_ids_BT)
+        (x_BTD, cache), kept = layers((x_BTD, cache), jnp.arange(c.num_layers), by, segment_ids_BT)
         if cache is not None:
             cache = cache._replace(length=cache.length + tokens_BT.shape[1])
         elif capacity:
@@ -340,7 +355,7 @@ class Transformer(nn.Module):
 
 
 def _scan_of_layers(config: ModelConfig) -> Any:
-    in_axes: Any = (0, nn.broadcast, nn.broadcast)  # the layer's number; angles and segments are shared
+    in_axes: Any = (0, nn.broadcast, nn.broadcast)  # the layer's number; rotation and segments are shared
     block = Block if config.remat == "none" else nn.remat(Block, prevent_cse=False, policy=_KEPT[config.remat])
     return nn.scan(
         block,
@@ -348,6 +363,7 @@ def _scan_of_layers(config: ModelConfig) -> Any:
         split_rngs={"params": True},
         in_axes=in_axes,
         length=config.num_layers,
+        unroll=min(config.unroll, config.num_layers),
         metadata_params={nn.PARTITION_NAME: "layers"},
     )
 

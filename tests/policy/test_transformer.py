@@ -17,8 +17,8 @@ from hgpo_jax.policy.transformer import (
     init_cache,
     init_params,
     response_logprobs,
-    rotary_angles,
     rotate,
+    rotation,
 )
 
 B, T = 2, 9
@@ -60,9 +60,9 @@ def test_agrees_with_a_slow_decoder(num_kv_heads, tied):
 def test_rotation_by_hand():
     """One pair, position 1, frequency 1: the unit vector turns by one radian; position 0 does nothing."""
     x = jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)
-    turned = rotate(x, rotary_angles(jnp.array([[1]]), head_dim=2, theta=10.0))
+    turned = rotate(x, rotation(jnp.array([[1]]), head_dim=2, theta=10.0))
     np.testing.assert_allclose(turned.ravel(), [np.cos(1), np.sin(1)], atol=1e-6)
-    np.testing.assert_array_equal(rotate(x, rotary_angles(jnp.array([[0]]), head_dim=2, theta=10.0)), x)
+    np.testing.assert_array_equal(rotate(x, rotation(jnp.array([[0]]), head_dim=2, theta=10.0)), x)
 
 
 def test_a_token_sees_only_what_precedes_it_in_its_segment():
