@@ -16,8 +16,9 @@ def test_padded_and_packed_hold_the_same_steps(spread):
     lengths = update.spread_lengths(benchmark, spread)
     assert all(3 <= prompt <= 40 and 1 <= response <= 9 for prompt, response in lengths)
     steps, config = update.draw_steps(lengths), LearnerConfig(8, 2, row_length=49)
-    wide, packed = update.padded(steps, config, 49), pack_steps(**steps, config=config, seed=0)
+    wide, packed = update.padded(steps, config, 49, skip=True), pack_steps(**steps, config=config, seed=0)
     assert wide.tokens.shape == (1, 4, 2, 49)
+    assert update.padded(steps, config, 49, skip=False).segment_ids.all()
     assert packed.tokens.size < wide.tokens.size
     for name in ("tokens", "positions", "behavior_logprob"):
         for i in range(8):

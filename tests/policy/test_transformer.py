@@ -4,7 +4,6 @@ import functools
 import chex
 import flax.linen as nn
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
