@@ -20,9 +20,10 @@ from hgpo_jax.config import MeshConfig
 from hgpo_jax.estimators import make_estimator, step_signals
 from hgpo_jax.learner.packing import Share, pack_steps, with_logprobs
 from hgpo_jax.learner.update import init_state, make_logprobs, make_optimizer, make_update
+from hgpo_jax.policy.logprobs import response_logprobs
 from hgpo_jax.policy.sampling import in_compute_dtype
 from hgpo_jax.policy.tokenization import AnyTokenizer, load_tokenizer
-from hgpo_jax.policy.transformer import Transformer, abstract_params, init_adapters, response_logprobs
+from hgpo_jax.policy.transformer import Transformer, abstract_params, init_adapters
 from hgpo_jax.policy.weights import load_params, model_config_of, resolve_checkpoint
 from hgpo_jax.processes import agree_max, check_mesh, gather, local_mesh, local_replica, own_share
 from hgpo_jax.rollout.collector import Act, collect, make_actor, merge_metrics
@@ -53,7 +54,7 @@ def resolve(config: RunConfig) -> RunConfig:
     """
     if not config.init:
         return config
-    own = ("dtype", "param_dtype", "lora_rank", "lora_alpha", "attention", "remat")
+    own = ("dtype", "param_dtype", "lora_rank", "lora_alpha", "attention", "remat", "unroll")
     kept = {name: getattr(config.model, name) for name in own}
     return dataclasses.replace(config, model=model_config_of(resolve_checkpoint(config.init), **kept))
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax.monitoring
+import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -16,6 +18,15 @@ from rich.table import Table
 from experiments.configs import RunConfig
 
 CONSOLE = Console()
+
+
+def run_command(function: Callable[..., Any], argv: list[str] | None, description: str | None) -> None:
+    """The function as a command line; an error that the user can mend ends it with one line and exit status 2."""
+    try:
+        tyro.cli(function, args=argv, description=description)
+    except (ValueError, FloatingPointError) as error:
+        CONSOLE.print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)
+        sys.exit(2)
 
 
 def count_compilations() -> list[float]:

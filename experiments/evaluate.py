@@ -8,7 +8,6 @@ Prints mean and standard deviation over seeds and writes evaluation.json into th
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,7 +17,7 @@ from rich.table import Table
 
 from experiments.assembly import Learner, Rollouts
 from experiments.configs import config_from_json
-from experiments.console import CONSOLE
+from experiments.console import CONSOLE, run_command
 from hgpo_jax.learner.checkpoint import Checkpoints
 
 REPORTED = ("success", "episode_return", "episode_length", "valid_action_share", "response_length")
@@ -60,11 +59,7 @@ def evaluate(
 
 def main(argv: list[str] | None = None) -> None:
     """The command line."""
-    try:
-        tyro.cli(evaluate, args=argv, description=__doc__)
-    except ValueError as error:
-        CONSOLE.print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)
-        sys.exit(2)
+    run_command(evaluate, argv, __doc__)
 
 
 if __name__ == "__main__":

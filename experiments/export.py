@@ -5,7 +5,6 @@ python -m experiments.export runs/hgpo-FrozenLakeText-seed0 exported
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +13,7 @@ import jax
 import tyro
 
 from experiments.configs import config_from_json
-from experiments.console import CONSOLE
+from experiments.console import CONSOLE, run_command
 from hgpo_jax.learner.checkpoint import Checkpoints
 from hgpo_jax.policy.tokenization import load_tokenizer
 from hgpo_jax.policy.transformer import abstract_params
@@ -58,11 +57,7 @@ def export(
 
 def main(argv: list[str] | None = None) -> None:
     """The command line."""
-    try:
-        tyro.cli(export, args=argv, description=__doc__)
-    except ValueError as error:
-        CONSOLE.print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)
-        sys.exit(2)
+    run_command(export, argv, __doc__)
 
 
 if __name__ == "__main__":

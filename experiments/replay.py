@@ -9,7 +9,6 @@ the run's latest checkpoint takes one update on the batch (nothing is saved), an
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -19,7 +18,7 @@ from rich.table import Table
 
 from experiments.assembly import Learner, signals_of
 from experiments.configs import EstimatorName, RunConfig, config_from_json
-from experiments.console import CONSOLE
+from experiments.console import CONSOLE, run_command
 from experiments.rollout_files import load_rollouts
 from hgpo_jax.estimators import make_estimator
 from hgpo_jax.learner.checkpoint import Checkpoints
@@ -73,11 +72,7 @@ def _update(config: RunConfig, run: Path, batch: Trajectories, iteration: int) -
 
 def main(argv: list[str] | None = None) -> None:
     """The command line."""
-    try:
-        tyro.cli(replay, args=argv, description=__doc__)
-    except (ValueError, FloatingPointError) as error:
-        CONSOLE.print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)
-        sys.exit(2)
+    run_command(replay, argv, __doc__)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ from hgpo_jax.config import LearnerConfig, LossConfig, MeshConfig, ModelConfig, 
 from hgpo_jax.estimators import make_estimator
 from hgpo_jax.learner.packing import pack_steps
 from hgpo_jax.learner.update import init_state, make_optimizer, make_update
+from hgpo_jax.policy.logprobs import response_logprobs
 from hgpo_jax.policy.transformer import (
     Transformer,
     abstract_params,
     init_adapters,
     init_params,
-    response_logprobs,
 )
 from hgpo_jax.sharding import Layout, batch_shardings, make_mesh, state_shardings
 from hgpo_jax.types import StepSignals

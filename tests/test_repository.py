@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,12 @@ def test_tests_have_names_of_their_own() -> None:
 def test_ci_runs_the_second_command_exactly() -> None:
     second = (ROOT / "README.md").read_text().split("```bash\n")[2].split("\n```")[0]
     assert second in (ROOT / ".ci/run").read_text().splitlines()
+
+
+def test_ci_also_runs_the_oldest_jax() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    floors = [line for lines in (project["dependencies"], *project["optional-dependencies"].values()) for line in lines]
+    floors = {line.split(">=")[1] for line in floors if line.startswith(("jax>=", "jax["))}
+    pinned = dict(line.split("==") for line in (ROOT / ".ci/oldest-jax.txt").read_text().splitlines() if "==" in line)
+    assert [f"{floor}.0" for floor in floors] == [pinned["jax"]] == [pinned["jaxlib"]]
+    assert "-c .ci/oldest-jax.txt" in (ROOT / ".ci/run").read_text()

@@ -36,8 +36,9 @@ from hgpo_jax.estimators import make_estimator
 from hgpo_jax.learner.packing import pack_steps
 from hgpo_jax.learner.update import init_state, make_optimizer, make_update
 from hgpo_jax.policy.attention import attend, choose_attention
+from hgpo_jax.policy.logprobs import response_logprobs
 from hgpo_jax.policy.sampling import make_sampler
-from hgpo_jax.policy.transformer import init_params, response_logprobs
+from hgpo_jax.policy.transformer import init_params
 from hgpo_jax.types import StepSignals
 
 GOLDEN = Path(__file__).parents[2] / "tests/golden/qwen"

@@ -18,8 +18,9 @@ from experiments.configs import RunConfig
 from hgpo_jax.config import HGPOConfig, MeshConfig, ModelConfig
 from hgpo_jax.estimators import make_estimator
 from hgpo_jax.learner.update import init_state, make_logprobs, make_optimizer, make_update
+from hgpo_jax.policy.logprobs import response_logprobs
 from hgpo_jax.policy.sampling import Settings, in_compute_dtype, make_sampler
-from hgpo_jax.policy.transformer import Transformer, abstract_params, response_logprobs
+from hgpo_jax.policy.transformer import Transformer, abstract_params
 from hgpo_jax.sharding import (
     BATCH_AXES,
     Layout,

@@ -38,7 +38,7 @@ from hgpo_jax.config import LearnerConfig, LossConfig, OptimizerConfig, Reinforc
 from hgpo_jax.estimators import make_estimator
 from hgpo_jax.learner.packing import pack_steps
 from hgpo_jax.learner.update import init_state, make_optimizer, make_update
-from hgpo_jax.policy.transformer import response_logprobs
+from hgpo_jax.policy.logprobs import response_logprobs
 from hgpo_jax.types import StepBatch, StepSignals
 
 # "products": less memory, and on a CPU also less time than keeping everything.

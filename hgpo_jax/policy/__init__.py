@@ -1,5 +1,6 @@
 """The language policy: the decoder, sampling from it, and text to tokens."""
 
+from hgpo_jax.policy.logprobs import response_logprobs
 from hgpo_jax.policy.sampling import SampleOutput, make_sampler, pad_prompts
 from hgpo_jax.policy.tokenization import Tokenizer, load_tokenizer, train_tokenizer
 from hgpo_jax.policy.transformer import (
@@ -9,7 +10,6 @@ from hgpo_jax.policy.transformer import (
     check_model_config,
     init_cache,
     init_params,
-    response_logprobs,
 )
 
 __all__ = [

@@ -6,7 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from hgpo_jax.policy.transformer import temper
+from hgpo_jax.policy.logprobs import temper
 
 _BLOCK = 64  # entries of the vocabulary that a draw takes together first
 

@@ -87,7 +87,8 @@ def model_config_of(folder: str | Path, **overrides: Any) -> ModelConfig:
 
     Args:
       folder: holds config.json.
-      **overrides: fields of ``ModelConfig`` that a checkpoint leaves open: dtype, param_dtype, attention, remat.
+      **overrides: fields of ``ModelConfig`` that a checkpoint leaves open: those of dtypes, adapters and of how it is
+        computed.
 
     Raises:
       ValueError: config.json is missing or damaged, lacks a field, or describes another architecture, scaled

@@ -13,6 +13,8 @@ from experiments.configs import load_config
 from experiments.export import export
 from experiments.train import TrainCommand, train
 from hgpo_jax import adapters
+from hgpo_jax.config import ModelConfig
+from hgpo_jax.policy.weights import model_config_of
 
 CHECKPOINT = Path(__file__).parents[1] / "golden/qwen/qwen2_tied"
 
@@ -43,6 +45,24 @@ def test_shape_is_read_from_the_model_and_the_rest_kept():
     assert config.model.vocab_size == shape["vocab_size"]
     assert (config.model.lora_rank, config.model.remat, config.model.dtype) == (2, "layer", "float32")
     assert resolve(load_config("frozen_lake")) == load_config("frozen_lake")
+
+
+def test_every_field_is_the_checkpoints_or_the_runs():
+    own = {
+        "dtype": "bfloat16",
+        "param_dtype": "bfloat16",
+        "lora_rank": 3,
+        "lora_alpha": 7.0,
+        "attention": "plain",
+        "remat": "products",
+        "unroll": 2,
+    }
+    sizes = {"vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"}
+    kinds = {"rope_theta", "rms_norm_eps", "tie_word_embeddings", "qkv_bias", "qk_norm"}
+    assert {field.name for field in dataclasses.fields(ModelConfig)} == {*own, *sizes, *kinds}
+    config = load_config("qwen2_5_1_5b")
+    config = dataclasses.replace(config, init=str(CHECKPOINT), model=dataclasses.replace(config.model, **own))
+    assert resolve(config).model == dataclasses.replace(model_config_of(CHECKPOINT), **own)
 
 
 @pytest.mark.slow

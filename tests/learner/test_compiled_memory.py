@@ -10,8 +10,8 @@ import pytest
 from hgpo_jax.config import HGPOConfig, LossConfig, ModelConfig, OptimizerConfig
 from hgpo_jax.estimators import make_estimator
 from hgpo_jax.learner.update import init_state, make_logprobs, make_optimizer, make_update
-from hgpo_jax.policy import transformer
-from hgpo_jax.policy.transformer import response_logprobs
+from hgpo_jax.policy import logprobs
+from hgpo_jax.policy.logprobs import response_logprobs
 from hgpo_jax.types import StepBatch, StepSignals
 
 MODEL = ModelConfig(
@@ -61,7 +61,7 @@ def temporary_bytes(kind: str, rows: int, length: int, responses: int) -> int:
 def test_the_logits_of_all_tokens_never_exist(kind):
     """4 rows of 2,048 tokens: with their logits, 1 GiB, an update that kept them would hold several times as much."""
     held = temporary_bytes(kind, 4, 2048, 1024)
-    chunk = 4 * transformer._LOGITS
+    chunk = 4 * logprobs._LOGITS
     # The gradient of a chunk needs its logits a few times; then the gradients of a part and of the sum.
     bound = {"update": 4 * chunk + 5 * PARAMETERS, "logprobs": chunk + PARAMETERS}[kind]
     assert held < bound < 4 * 4 * 2048 * MODEL.vocab_size

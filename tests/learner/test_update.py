@@ -21,7 +21,7 @@ from hgpo_jax.config import HGPOConfig, LearnerConfig, LossConfig, MeshConfig, M
 from hgpo_jax.estimators.advantages import make_estimator
 from hgpo_jax.learner.packing import with_logprobs
 from hgpo_jax.learner.update import init_state, make_logprobs, make_optimizer, make_update
-from hgpo_jax.policy import transformer
+from hgpo_jax.policy import logprobs, transformer
 from hgpo_jax.sharding import Layout, batch_multiple, batch_shardings, make_mesh, state_shardings
 from hgpo_jax.types import StepBatch, TrainState
 
@@ -433,7 +433,7 @@ def transformer_update(mesh_shape: tuple[int, int, int] | None, parts: int) -> t
     model = transformer.Transformer(MODEL, None if mesh is None else Layout(mesh))
 
     def logprob_fn(params: Any, tokens: Any, positions: Any, segments: Any, index: Any) -> Any:
-        return transformer.response_logprobs(model, params, tokens, positions, segments, index)
+        return logprobs.response_logprobs(model, params, tokens, positions, segments, index)
 
     estimator = make_estimator(HGPOConfig(context_length=1))
     update = make_update(logprob_fn, estimator, optimizer, LOSS, mesh=mesh, shardings=shardings)
@@ -479,7 +479,7 @@ def test_collectives_of_an_update():
         model = dataclasses.replace(MODEL, num_layers=num_layers)
         optimizer, mesh = make_optimizer(SGD), make_mesh(MeshConfig(2, 2, 2))
         shardings = state_shardings(transformer.abstract_params(model), optimizer, mesh)
-        logprob_fn = functools.partial(transformer.response_logprobs, transformer.Transformer(model, Layout(mesh)))
+        logprob_fn = functools.partial(logprobs.response_logprobs, transformer.Transformer(model, Layout(mesh)))
         estimator = make_estimator(HGPOConfig(context_length=1))
         update = make_update(logprob_fn, estimator, optimizer, LOSS, mesh=mesh, shardings=shardings)
         batch: Any = packed()

@@ -18,6 +18,15 @@ TINY = ModelConfig(
     head_dim=4,
     rope_theta=100.0,
 )
+B, T = 2, 9
+
+
+def rows(seed=0):
+    """Tokens, positions and segment ids i32 [2, 9]: one row has segments 1, 2 and padding, one a segment."""
+    tokens = np.random.default_rng(seed).integers(0, TINY.vocab_size, (B, T)).astype(np.int32)
+    positions = np.array([[0, 1, 2, 3, 0, 1, 2, 0, 0], range(T)], np.int32)
+    segment_ids = np.array([[1, 1, 1, 1, 2, 2, 2, 0, 0], [1] * T], np.int32)
+    return tokens, positions, segment_ids
 
 
 def random_params(config: ModelConfig, seed: int = 0):

@@ -11,8 +11,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reference_decoder import TINY, random_params, reference_logits
 
 from hgpo_jax.config import MeshConfig
+from hgpo_jax.policy.logprobs import response_logprobs
 from hgpo_jax.policy.sampling import Settings, make_sampler, pad_prompts
-from hgpo_jax.policy.transformer import abstract_params, response_logprobs
+from hgpo_jax.policy.transformer import abstract_params
 from hgpo_jax.sharding import Layout, make_mesh, param_shardings
 
 PAD, NEVER, P, R = 0, 12, 6, 5  # token 12 is never drawn, see params

@@ -7,29 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference_decoder import TINY, random_params, reference_logits
+from reference_decoder import TINY, B, T, random_params, reference_logits, rows
 
-from hgpo_jax.policy import transformer
+from hgpo_jax.policy.logprobs import response_logprobs
 from hgpo_jax.policy.transformer import (
     Transformer,
     abstract_params,
     init_cache,
     init_params,
-    response_logprobs,
     rotate,
     rotation,
 )
 
-B, T = 2, 9
 UNTIED = dataclasses.replace(TINY, tie_word_embeddings=False)
-
-
-def rows(seed=0):
-    """Tokens, positions and segment ids i32 [2, 9]: one row has segments 1, 2 and padding, one a segment."""
-    tokens = np.random.default_rng(seed).integers(0, TINY.vocab_size, (B, T)).astype(np.int32)
-    positions = np.array([[0, 1, 2, 3, 0, 1, 2, 0, 0], range(T)], np.int32)
-    segment_ids = np.array([[1, 1, 1, 1, 2, 2, 2, 0, 0], [1] * T], np.int32)
-    return tokens, positions, segment_ids
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -207,15 +197,30 @@ def test_parameters_in_bfloat16():
     chex.assert_type(jax.tree.leaves(params), jnp.bfloat16)
 
 
-@pytest.mark.parametrize("remat", ["layer", "products"])
-def test_remat_changes_no_gradient(remat):
+@pytest.mark.parametrize(
+    "change",
+    [{"remat": "layer"}, {"remat": "products"}, {"remat": "products", "attention": "blockwise"}, {"unroll": 5}],
+    ids=str,
+)
+def test_how_it_is_computed_changes_no_gradient(change):
     params, inputs = random_params(TINY), rows()
 
     def gradient(config):
         return jax.jit(jax.grad(lambda p: response_logprobs(config, p, *inputs)[0].sum()))(params)
 
-    again = dataclasses.replace(TINY, remat=remat)
+    again = dataclasses.replace(TINY, **change)
     chex.assert_trees_all_close(gradient(again), gradient(TINY), rtol=1e-4, atol=1e-5)
+
+
+def test_remat_of_products_runs_attention_once():
+    """Its output is kept by name: the backward pass has no more exponentials than where everything is kept."""
+
+    def exponentials(remat):
+        config = dataclasses.replace(TINY, remat=remat, attention="blockwise")
+        loss = jax.grad(lambda p: response_logprobs(config, p, *rows())[0].sum())
+        return str(jax.make_jaxpr(loss)(nn.unbox(abstract_params(config)))).count(" exp ")
+
+    assert exponentials("products") == exponentials("none") < exponentials("layer")
 
 
 def test_bfloat16_computes_in_bfloat16_and_returns_float32_logits():
@@ -241,53 +246,6 @@ def test_depth_lengthens_no_program():
     assert size(2) == size(8) > 100
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.4, 0.0])
-def test_response_logprobs_align_with_the_predicted_token(temperature):
-    params, (tokens, positions, segment_ids) = random_params(TINY), rows()
-    score = jax.jit(functools.partial(response_logprobs, TINY))
-    logprob, entropy = score(params, tokens, positions, segment_ids, temperature=temperature)
-    chex.assert_shape([logprob, entropy], (B, T))
-    logits = reference_logits(TINY, params, tokens, positions, segment_ids) / (temperature or 1.0)
-    full = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    for b in range(B):
-        for t in range(T):
-            first = t == 0 or segment_ids[b, t] != segment_ids[b, t - 1]
-            if first or segment_ids[b, t] == 0:
-                assert logprob[b, t] == entropy[b, t] == 0
-            else:
-                before = full[b, t - 1]
-                np.testing.assert_allclose(logprob[b, t], before[tokens[b, t]], rtol=2e-5, atol=2e-5)
-                np.testing.assert_allclose(entropy[b, t], -(np.exp(before) * before).sum(), rtol=2e-4, atol=2e-5)
-
-
-def test_only_the_named_tokens_are_predicted():
-    params, (tokens, positions, segment_ids) = random_params(TINY), rows()
-    index = np.full((B, 4), -1, np.int32)
-    index[0, :3], index[1, :2] = [1, 2, 5], [0, T - 1]
-    score = jax.jit(functools.partial(response_logprobs, TINY))
-    every, some = score(params, tokens, positions, segment_ids), score(params, tokens, positions, segment_ids, index)
-    named = np.zeros((B, T), bool)
-    for b in range(B):
-        named[b, index[b][index[b] >= 0]] = True
-    for whole, part in zip(every, some, strict=True):
-        np.testing.assert_allclose(part, np.where(named, whole, 0), rtol=1e-5, atol=1e-6)
-    logits = jax.make_jaxpr(score)(params, tokens, positions, segment_ids, index).pretty_print()
-    assert f"{B},{T},{TINY.vocab_size}]" not in logits
-    assert f"{B},4,{TINY.vocab_size}]" in logits
-
-
-def test_logits_in_chunks_change_nothing(monkeypatch):
-    params, inputs = random_params(TINY), rows()
-
-    def value_and_gradient():
-        loss = jax.value_and_grad(lambda p: sum(x.sum() for x in response_logprobs(TINY, p, *inputs)))
-        return jax.jit(loss)(params)
-
-    whole = value_and_gradient()
-    monkeypatch.setattr(transformer, "_LOGITS", 3 * B * TINY.vocab_size)  # three chunks of three tokens
-    chex.assert_trees_all_close(value_and_gradient(), whole, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
@@ -299,6 +257,7 @@ def test_logits_in_chunks_change_nothing(monkeypatch):
         ("param_dtype", "int8", "param_dtype is 'int8'"),
         ("attention", "flash", "attention is 'flash'; use one of auto, plain, blockwise, cudnn, splash"),
         ("remat", "all", "remat is 'all'"),
+        ("unroll", 0, "unroll is 0"),
         ("rope_theta", 0.0, "rope_theta"),
     ],
 )
