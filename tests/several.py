@@ -58,10 +58,11 @@ def start_several(
 ) -> Processes:
     """``python *command --processes.*`` ``count`` times; with ``options`` off the program gets address, count and id.
 
-    What is compiled goes into ``cache``, for programs that start again. It is hardly optimized: it runs once.
+    What is compiled goes into ``cache``, for programs that start again, and never into the one that all tests share:
+    a process that is stopped for a while may hold its lock. It is hardly optimized: it runs once.
     """
     address = f"127.0.0.1:{free_port()}"
-    env = os.environ | {
+    env = {name: value for name, value in os.environ.items() if "_CACHE_" not in name} | {
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),
         "JAX_NUMPY_RANK_PROMOTION": "raise",
