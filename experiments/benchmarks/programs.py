@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.benchmarks import slices
 from experiments.configs import RunConfig
-from hgpo_jax.config import HGPOConfig, MeshConfig, ModelConfig
+from hgpo_jax.config import HGPOConfig, MeshConfig
 from hgpo_jax.estimators import make_estimator
 from hgpo_jax.learner.update import init_state, make_logprobs, make_optimizer, make_update
 from hgpo_jax.policy.logprobs import response_logprobs
@@ -79,15 +78,15 @@ def prepare(program: ProgramName, config: RunConfig, mesh: Mesh, rows: int) -> P
 def abstract_state(config: RunConfig, mesh: Mesh) -> TrainState:
     """The run's state, each array with its place on the mesh."""
     optimizer = make_optimizer(config.optimizer)
-    shapes = jax.eval_shape(lambda: init_state(_anywhere(config.model), optimizer, jax.random.key(0)))
-    return _placed(shapes, state_shardings(_abstract_params(config), optimizer, mesh))
+    shapes = jax.eval_shape(lambda: init_state(config.model, optimizer, jax.random.key(0)))
+    return _placed(shapes, state_shardings(abstract_params(config.model), optimizer, mesh))
 
 
 def reference_params(config: RunConfig, mesh: Mesh) -> Any:
     """What is kept of the frozen reference: a copy in the dtype of the computation; beside adapters, nothing."""
     if not config.loss.kl_coef or config.model.lora_rank:
         return ()
-    abstract = _abstract_params(config)
+    abstract = abstract_params(config.model)
     return _placed(_cast(config, abstract), param_shardings(abstract, mesh))
 
 
@@ -101,7 +100,7 @@ def sampling_params(config: RunConfig, mesh: Mesh) -> Any:
     """What is sampled from: on several devices a copy in the dtype of the computation, otherwise the state's own."""
     if mesh.size == 1:
         return abstract_state(config, mesh).params
-    abstract = _abstract_params(config)
+    abstract = abstract_params(config.model)
     return _placed(_cast(config, abstract), param_shardings(abstract, sampling_mesh(config, mesh)))
 
 
@@ -165,15 +164,6 @@ def _sampling(program: ProgramName, config: RunConfig, mesh: Mesh, rows: int) ->
     replies = replies._replace(cache=replies.cache._replace(**heads))
     lower = functools.partial(sampler.decode.lower, layout=layout)
     return Program(lower, (read[0], replies, settings, place(_Shape((), jnp.int32))))
-
-
-def _anywhere(model: ModelConfig) -> ModelConfig:
-    """The same parameters, with attention that needs no device of its kind: kernels do, even for shapes."""
-    return dataclasses.replace(model, attention="plain")
-
-
-def _abstract_params(config: RunConfig) -> Any:
-    return abstract_params(_anywhere(config.model))
 
 
 def _cast(config: RunConfig, abstract: Any) -> Any:

@@ -8,6 +8,7 @@ heads (each serves ``H / Q`` query heads), ``F`` width of a head, ``E`` half of 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any, NamedTuple
@@ -380,8 +381,10 @@ def abstract_params(config: ModelConfig):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _boxed_params(config: ModelConfig, key: chex.PRNGKey):
-    one = jnp.ones((1, 1), jnp.int32)
-    return Transformer(config).init(key, one, one, one)["params"]
+    check_model_config(config)
+    # A kernel would need a device of its kind, even where only shapes are asked for.
+    decoder, one = Transformer(dataclasses.replace(config, attention="plain")), jnp.ones((1, 1), jnp.int32)
+    return decoder.init(key, one, one, one)["params"]
 
 
 def init_adapters(config: ModelConfig, key: chex.PRNGKey) -> Params:

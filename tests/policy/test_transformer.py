@@ -173,6 +173,12 @@ def test_parameters_and_their_logical_axes():
     assert "unembed" not in init_params(TINY, jax.random.key(0))
 
 
+@pytest.mark.parametrize("attention", ["splash", "cudnn"])
+def test_parameters_need_no_device_of_a_kernels_kind(attention):
+    there = dataclasses.replace(TINY, attention=attention)
+    chex.assert_trees_all_equal(init_params(there, jax.random.key(0)), init_params(TINY, jax.random.key(0)))
+
+
 def test_initialisation_is_finite_random_and_not_far_from_uniform():
     params = init_params(TINY, jax.random.key(0))
     chex.assert_tree_all_finite(params)
