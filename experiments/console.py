@@ -24,7 +24,7 @@ def run_command(function: Callable[..., Any], argv: list[str] | None, descriptio
     """The function as a command line; an error that the user can mend ends it with one line and exit status 2."""
     try:
         tyro.cli(function, args=argv, description=description)
-    except (ValueError, FloatingPointError) as error:
+    except (ValueError, FloatingPointError, OSError) as error:
         CONSOLE.print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)
         sys.exit(2)
 

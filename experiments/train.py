@@ -200,7 +200,7 @@ def main(argv: list[str] | None = None) -> None:
             named = bool(args) and not args[0].startswith("-")
             base = load_config(args.pop(0) if named else "frozen_lake")
         train(tyro.cli(TrainCommand, args=args, default=TrainCommand(run=base), description=__doc__))
-    except (ValueError, FloatingPointError) as error:
+    except (ValueError, FloatingPointError, OSError) as error:
         CONSOLE.quiet = False
         CONSOLE.print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)
         leave(2, process_number())

@@ -33,7 +33,8 @@ class ModelConfig:
     # What the backward pass makes again: nothing, all of a layer, or a layer's cheap parts (products and attention are
     # kept).
     remat: Literal["none", "layer", "products"] = "none"
-    unroll: int = 1  # layers written out in a turn of the loop over layers: faster on a CPU, longer to compile
+    # Layers written out in a turn of the loop over layers: faster on a CPU, longer to compile, and not with remat.
+    unroll: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

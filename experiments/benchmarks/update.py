@@ -41,8 +41,7 @@ from hgpo_jax.learner.update import init_state, make_optimizer, make_update
 from hgpo_jax.policy.logprobs import response_logprobs
 from hgpo_jax.types import StepBatch, StepSignals
 
-# "products": less memory, and on a CPU also less time than keeping everything.
-MODEL = dataclasses.replace(peers.MODEL, remat="products", unroll=peers.MODEL.num_layers)
+MODEL = dataclasses.replace(peers.MODEL, unroll=peers.MODEL.num_layers)
 PEERS = {"hf": ("bench_hf.py", "--batches", "1", "--train"), "tunix": ("bench_train.py",)}
 
 

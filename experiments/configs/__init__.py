@@ -143,5 +143,12 @@ def config_from_json(path: Path) -> RunConfig:
     try:
         # Strict in JSON's sense: 1 stays an int, and an unknown field is an error rather than ignored.
         return pydantic.TypeAdapter(RunConfig).validate_python(json.loads(path.read_text()), extra="forbid")
-    except (pydantic.ValidationError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not a config of this version: {error}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON ({error}): name the folder of a run that train.py has made") from error
+    except pydantic.ValidationError as error:
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise ValueError(
+            f"{path} is not a run's config of this version ({'; '.join(faults[:3])}{more}): name the folder of a run "
+            "that this version's train.py has made"
+        ) from error

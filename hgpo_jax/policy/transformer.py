@@ -81,6 +81,11 @@ def check_model_config(config: ModelConfig) -> None:
         )
     if config.unroll < 1:
         raise ValueError(f"ModelConfig.unroll is {config.unroll}; it has to be at least 1, a layer after the other")
+    if config.unroll > 1 and config.remat != "none":
+        raise ValueError(
+            f"ModelConfig.unroll is {config.unroll} and remat {config.remat!r}: of layers that share a turn of the "
+            "loop the compiler keeps what should be made again; set unroll to 1, or remat to 'none'"
+        )
     if config.rope_theta <= 0 or config.rms_norm_eps <= 0:
         raise ValueError(
             f"ModelConfig.rope_theta ({config.rope_theta}) and rms_norm_eps ({config.rms_norm_eps}) have to be above 0"

@@ -54,7 +54,7 @@ def test_every_field_is_the_checkpoints_or_the_runs():
         "lora_rank": 3,
         "lora_alpha": 7.0,
         "attention": "plain",
-        "remat": "products",
+        "remat": "none",
         "unroll": 2,
     }
     sizes = {"vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"}

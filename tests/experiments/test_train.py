@@ -23,6 +23,8 @@ from experiments.rollout_files import load_rollouts
 from hgpo_jax.learner.checkpoint import Checkpoints
 from hgpo_jax.types import Trajectories
 
+CHECKPOINT = Path(__file__).parents[1] / "golden/qwen/qwen2_tied"  # no run, though it has a config.json
+
 
 def final_state(directory: Path) -> Any:
     learner = Learner(config_from_json(directory / "config.json"))
@@ -226,6 +228,8 @@ def test_wandb_gets_every_scalar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     [
         (["frozen_lakes"], "no config named 'frozen_lakes' in experiments/configs; there are: frozen_lake"),
         (["--resume", "nowhere"], "nowhere/config.json is missing"),
+        (["--resume", str(CHECKPOINT)], "not a run's config of this version"),
+        (["--directory", f"{CHECKPOINT}/config.json"], "Not a directory"),
         (["--mesh.data", "3", "--mesh.tensor", "7"], "devices"),
         (["--model.vocab-size", "5"], "set model.vocab_size"),
         (["--tokenizer", "none"], "frozen_lake"),
@@ -245,8 +249,10 @@ def test_wandb_gets_every_scalar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_bad_settings_name_the_remedy(
     args: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    extra = [] if "--resume" in args else ["--directory", str(tmp_path / "run")]
-    assert words in error_of([*args, *extra], capsys)
+    extra = [] if {"--resume", "--directory"} & {*args} else ["--directory", str(tmp_path / "run")]
+    error = error_of([*args, *extra], capsys)
+    assert words in error
+    assert len(error) < 600, "one line, not a list of all that is wrong"
 
 
 @pytest.mark.slow

@@ -264,11 +264,12 @@ def test_depth_lengthens_no_program():
         ("attention", "flash", "attention is 'flash'; use one of auto, plain, blockwise, cudnn, splash"),
         ("remat", "all", "remat is 'all'"),
         ("unroll", 0, "unroll is 0"),
+        ("unroll", 2, "unroll is 2 and remat 'layer': .* set unroll to 1, or remat to 'none'"),
         ("rope_theta", 0.0, "rope_theta"),
     ],
 )
 def test_a_bad_config_names_the_field(field, value, message):
-    config = dataclasses.replace(TINY, **{field: value})
+    config = dataclasses.replace(TINY, **{"remat": "layer", field: value})
     for use in (abstract_params, lambda c: init_params(c, jax.random.key(0))):
         with pytest.raises(ValueError, match=message):
             use(config)
