@@ -12,9 +12,10 @@ less: the table has both.
 
 Set GLIBC_TUNABLES=glibc.malloc.hugetlb=1 on Linux: large pages make both sides faster.
 
-Two cores of an AMD EPYC, jax 0.10, large pages, nothing else running, medians of ten: a train step in 507 ms, torch 493,
-tunix 814; with pages of 4 KiB 545, torch 510. 32 steps in 22,400 packed tokens (20,907 real) in 6.5 s, in 44,800 padded
-ones in 14.6 s, or 10.7 s where attention skips padding; of uniform lengths 28,000 (26,584 real) in 8.5, 14.6 and 11.8 s.
+Two cores of an AMD EPYC, jax 0.10, large pages, nothing else running, medians of ten: a train step in 507 ms, torch
+493, tunix 814; with pages of 4 KiB 545, torch 510. 32 steps in 22,400 packed tokens (20,907 real) in 6.5 s, in 44,800
+padded ones in 14.6 s, or 10.7 s where attention skips padding; of uniform lengths 28,000 (26,584 real) in 8.5, 14.6 and
+11.8 s.
 """
 
 from __future__ import annotations
