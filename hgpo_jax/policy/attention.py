@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from hgpo_jax.policy import blockwise_attention
-from hgpo_jax.policy.blockwise_attention import SAVED
+from hgpo_jax.policy.blockwise_attention import SAVED, visible
 from hgpo_jax.types import Array
 
 IMPLEMENTATIONS = ("plain", "blockwise", "cudnn", "splash")
@@ -142,14 +142,6 @@ def _check_platform(implementation: str, platform: str, interpret: bool) -> None
         return
     if platform != needed:
         raise ValueError(f"attention={implementation!r} needs a {needed.upper()}, not a {platform}; use 'blockwise'")
-
-
-def visible(query_segments_BT: jax.Array, key_segments_BS: jax.Array, start: chex.Numeric = 0) -> jax.Array:
-    """Which slots each token sees, bool [B, T, S]: at or before slot ``start + t``, of its segment, not padding."""
-    token_T = jnp.arange(query_segments_BT.shape[1]) + start
-    causal_TS = jnp.arange(key_segments_BS.shape[1])[None, :] <= token_T[:, None]
-    same_BTS = query_segments_BT[:, :, None] == key_segments_BS[:, None, :]
-    return causal_TS[None] & same_BTS & (key_segments_BS > 0)[:, None, :]
 
 
 def plain(q_BTHF, k_BSQF, v_BSQF, query_segments_BT, key_segments_BS, start: chex.Numeric = 0) -> jax.Array:

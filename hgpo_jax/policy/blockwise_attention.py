@@ -64,12 +64,15 @@ def _key_blocks(query_segments_IBP, key_segments_JBR, start) -> tuple[jax.Array,
     return first_I, stop_I
 
 
-def _seen(query_segments_BP, key_segments_BR, ahead) -> jax.Array:
-    """Which keys each query sees, bool [B, P, R]. ``ahead``: first query's slot minus the first key's."""
-    P, R = query_segments_BP.shape[1], key_segments_BR.shape[1]
-    causal_PR = jnp.arange(R)[None, :] <= jnp.arange(P)[:, None] + ahead
-    same_BPR = query_segments_BP[:, :, None] == key_segments_BR[:, None, :]
-    return causal_PR[None] & same_BPR & (key_segments_BR > 0)[:, None, :]
+def visible(query_segments_BT: jax.Array, key_segments_BS: jax.Array, start: chex.Numeric = 0) -> jax.Array:
+    """Which slots each token sees, bool [B, T, S]: at or before slot ``start + t``, of its segment, not padding.
+
+    ``start`` counts from the first key: of a block of keys after the queries it is negative.
+    """
+    token_T = jnp.arange(query_segments_BT.shape[1]) + start
+    causal_TS = jnp.arange(key_segments_BS.shape[1])[None, :] <= token_T[:, None]
+    same_BTS = query_segments_BT[:, :, None] == key_segments_BS[:, None, :]
+    return causal_TS[None] & same_BTS & (key_segments_BS > 0)[:, None, :]
 
 
 def _forward(q_IBQGPF, k_JBQRF, v_JBQRF, query_segments_IBP, key_segments_JBR, start):
@@ -82,7 +85,7 @@ def _forward(q_IBQGPF, k_JBQRF, v_JBQRF, query_segments_IBP, key_segments_JBR, s
 
         def key_block(j, carry):
             out, largest, total = carry
-            seen_BPR = _seen(segments, key_segments_JBR[j], start + i * P - j * R)
+            seen_BPR = visible(segments, key_segments_JBR[j], start + i * P - j * R)
             scores = _product("bqgpf,bqrf->bqgpr", q, k_JBQRF[j]) * scale
             scores = jnp.where(seen_BPR[:, None, None], scores, -jnp.inf)
             new_largest = jnp.maximum(largest, jnp.max(scores, axis=-1))
@@ -132,7 +135,7 @@ def _attend_backward(kept, dout_IBQGPF):
         def key_block(j, carry):
             dq, dk_JBQRF, dv_JBQRF = carry
             k, v = k_JBQRF[j], v_JBQRF[j]
-            seen_BPR = _seen(segments, key_segments_JBR[j], start + i * P - j * R)
+            seen_BPR = visible(segments, key_segments_JBR[j], start + i * P - j * R)
             scores = _product("bqrf,bqgpf->bqrgp", k, q) * scale
             scores = jnp.where(jnp.swapaxes(seen_BPR, 1, 2)[:, None, :, None], scores, -jnp.inf)
             weights = jnp.exp(scores - logsumexp[:, :, None])
