@@ -18,6 +18,7 @@ from rich.table import Table
 from experiments.assembly import Learner, Rollouts
 from experiments.configs import config_from_json
 from experiments.console import CONSOLE, run_command
+from experiments.records import replace_text
 from hgpo_jax.learner.checkpoint import Checkpoints
 
 REPORTED = ("success", "episode_return", "episode_length", "valid_action_share", "response_length")
@@ -47,7 +48,7 @@ def evaluate(
     passes = [rollouts.evaluate(params, tasks, seed)[1] for seed in seeds]
     figures = {name: [float(metrics[name]) for metrics in passes] for name in REPORTED}
     record = {"which": which, "tasks": tasks, "seeds": list(seeds), "metrics": figures}
-    (run / "evaluation.json").write_text(json.dumps(record, indent=2))
+    replace_text(run / "evaluation.json", json.dumps(record, indent=2))
     table = Table(title=f"{run}, {which} checkpoint, {tasks} held-out tasks, {len(seeds)} seeds")
     for column in ("metric", "mean", "std over seeds"):
         table.add_column(column, justify="left" if column == "metric" else "right")

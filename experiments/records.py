@@ -33,7 +33,7 @@ class Records:
         if not writes:
             return
         kept = [] if resume_at is None else [r for r in self.read() if r["iteration"] <= resume_at]
-        self.path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        replace_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
         purge = None if resume_at is None else resume_at + 1
         self._board = SummaryWriter(str(directory / "tensorboard"), purge_step=purge)
         self._wandb = _start_wandb(directory) if wandb else None
@@ -64,6 +64,13 @@ class Records:
         self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file such that whoever is killed meanwhile leaves the old one whole."""
+    beside = path.with_name(path.name + ".partial")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
 
 
 def _start_wandb(directory: Path) -> Any:

@@ -26,7 +26,7 @@ import tyro
 from experiments.assembly import Learner, Rollouts, resolve
 from experiments.configs import RunConfig, changed_fields, config_from_json, config_to_json, load_config
 from experiments.console import CONSOLE, count_compilations, progress_bar, stop_requests, summarise
-from experiments.records import Records, draw_learning_curve, environment
+from experiments.records import Records, draw_learning_curve, environment, replace_text
 from experiments.rollout_files import save_rollouts
 from experiments.warm_start import warm_start
 from hgpo_jax.learner.checkpoint import Checkpoints
@@ -139,8 +139,8 @@ def _begin(
         learner.state, meta = checkpoints.restore(learner.state)
         iteration, next_task = checkpoints.iterations()[-1], meta["next_task"]
     if is_lead():
-        (where / "config.json").write_text(json.dumps(config_to_json(run), indent=2))
-        (where / "environment.json").write_text(json.dumps(environment(), indent=2))
+        replace_text(where / "config.json", json.dumps(config_to_json(run), indent=2))
+        replace_text(where / "environment.json", json.dumps(environment(), indent=2))
     return iteration, next_task
 
 

@@ -31,6 +31,7 @@ from experiments.benchmarks import plans, slices
 from experiments.benchmarks.plans import GIB, Plan
 from experiments.benchmarks.programs import ProgramName
 from experiments.configs import config_to_json
+from experiments.records import replace_text
 from hgpo_jax.config import MeshConfig
 from hgpo_jax.sharding import make_mesh
 
@@ -98,9 +99,7 @@ def cached_row(command: Command, plan: Plan, program: ProgramName) -> dict[str, 
     if key not in kept:
         kept[key] = measure_row(plan, program, command.search)
         if command.json:
-            replacement = command.json.with_suffix(".partial")  # an interruption leaves the old file whole
-            replacement.write_text(json.dumps(kept, indent=1))
-            replacement.replace(command.json)
+            replace_text(command.json, json.dumps(kept, indent=1))
     return kept[key]
 
 
