@@ -7,8 +7,11 @@ environment's class, so that prompts are built without an instance.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, SupportsFloat, TypedDict
+from typing import Any, ClassVar, Protocol, SupportsFloat, TypedDict, cast
 
 import gymnasium
 import numpy as np
@@ -18,7 +21,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 ENTRY_POINTS = {"hgpo/FrozenLakeText-v0": "envs.frozen_lake:FrozenLakeText"}
 
-PromptFormat = Callable[[str, Sequence[tuple[str, str]], Mapping[str, Any]], str]
+
+Expert = Callable[[str, Mapping[str, Any]], str]  # (observation, info) -> reply; called once a step, from the first
 
 
 class StepInfo(TypedDict):
@@ -31,13 +35,19 @@ class StepInfo(TypedDict):
 
 
 class TextEnv(Protocol):
-    """The protocol; implementations derive from ``gymnasium.Env[str, str]`` and pass its ``check_env``."""
+    """The protocol; implementations derive from ``gymnasium.Env[str, str]`` and pass its ``check_env``.
+
+    Tasks are numbered from 0 in each split. What is static takes the environment's own options as ``kwargs``.
+    """
 
     observation_space: Text
     action_space: Text
+    splits: ClassVar[tuple[str, ...]]  # the first is trained on, the others are held out
+    task_types: ClassVar[tuple[str, ...]]  # that ``info["task_type"]`` may name; none where tasks are all alike
+    experts: ClassVar[tuple[str, ...]]  # names that `make_expert` knows, the best one first
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Starts ``options["task"]`` (an int) of ``options["split"]`` ("train" or "test"; train if absent).
+        """Starts ``options["task"]`` (an int) of ``options["split"]`` (the first one if absent).
 
         Without a task one is drawn from the seeded generator. The same task and seed give the same start.
         """
@@ -53,13 +63,26 @@ class TextEnv(Protocol):
         ...
 
     @staticmethod
-    def random_reply(rng: np.random.Generator) -> str:
+    def random_reply(rng: np.random.Generator, info: Mapping[str, Any]) -> str:
         """A valid reply whose action is drawn by lot."""
         ...
 
     @staticmethod
-    def held_out_tasks(count: int, **kwargs: Any) -> list[int]:
-        """The first ``count`` different tasks of the test split; ``kwargs`` as the environment's own."""
+    def make_expert(name: str, task: int, split: str, **kwargs: Any) -> Expert:
+        """Something that solves one episode of this task."""
+        ...
+
+    @staticmethod
+    def panel_tasks(split: str, count: int, seed: int, /, **kwargs: Any) -> list[int]:
+        """The tasks of an evaluation panel: the same on any machine; a larger count goes on where a smaller ends.
+
+        Tasks are different as long as there are so many; then some come again. 0 asks for each once.
+        """
+        ...
+
+    @staticmethod
+    def fingerprint(task: int, split: str, **kwargs: Any) -> str:
+        """Text that differs where the task's content does, whatever its number."""
         ...
 
 
@@ -120,30 +143,65 @@ def make_vector(env_id: str, num_envs: int, **kwargs: Any) -> TextVectorEnv:
     Raises:
         ValueError: if ``num_envs`` is not positive, or gymnasium knows no such id.
     """
-    try:
-        gymnasium.spec(env_id)
-    except gymnasium.error.Error as error:
-        raise ValueError(f"{error}; the text environments here are {', '.join(ENTRY_POINTS)}") from error
+    environment_class(env_id)
     if num_envs < 1:
         raise ValueError(f"num_envs must be at least 1, got {num_envs}")
     return TextVectorEnv([lambda: gymnasium.make(env_id, disable_env_checker=True, **kwargs) for _ in range(num_envs)])
 
 
-def prompt_format(env_id: str) -> PromptFormat:
-    """The environment's ``format_prompt``, without making the environment."""
-    return _creator(env_id).format_prompt
+def environment_class(env_id: str) -> type[TextEnv]:
+    """The class behind an id: what needs no instance hangs on it.
+
+    Raises:
+        ValueError: if gymnasium knows no such id.
+    """
+    try:
+        entry_point = gymnasium.spec(env_id).entry_point
+    except gymnasium.error.Error as error:
+        raise ValueError(f"{error}; the text environments here are {', '.join(ENTRY_POINTS)}") from error
+    return cast(type[TextEnv], load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point)
 
 
-def held_out_tasks(env_id: str, count: int, **kwargs: Any) -> list[int]:
-    """Numbers of ``count`` different tasks of the test split: an evaluation panel, the same on any machine."""
-    return _creator(env_id).held_out_tasks(count, **kwargs)
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """A fixed list of tasks to evaluate on; ``str()`` names it in logs: "test-200-seed0-8f0c2ad1b7e3"."""
+
+    split: str
+    seed: int
+    tasks: tuple[int, ...]
+    hash: str  # of the tasks' contents, in order: 12 hexadecimal digits
+
+    def __str__(self) -> str:
+        return f"{self.split}-{len(self.tasks)}-seed{self.seed}-{self.hash}"
 
 
-def random_reply(env_id: str) -> Callable[[np.random.Generator], str]:
-    """The environment's ``random_reply``: valid replies, their actions drawn by lot."""
-    return _creator(env_id).random_reply
+@functools.lru_cache(maxsize=64)
+def _make_panel(env_id: str, split: str, count: int, seed: int, options: tuple[tuple[str, Any], ...]) -> Panel:
+    env, kwargs = environment_class(env_id), dict(options)
+    held_out = env.splits[1:]
+    if split and split not in env.splits:
+        raise ValueError(f"{env_id} has no split {split!r}; there are: {', '.join(env.splits)}")
+    if count < 0 or seed < 0:
+        raise ValueError(f"a panel's size and seed have to be at least 0, got size {count} and seed {seed}")
+    split = split or held_out[0]
+    tasks = env.panel_tasks(split, count, seed, **kwargs)
+    content = hashlib.sha256()
+    for task in tasks:
+        content.update(env.fingerprint(task, split, **kwargs).encode() + b"\0")
+    return Panel(split, seed, tuple(tasks), content.hexdigest()[:12])
 
 
-def _creator(env_id: str) -> Any:
-    entry_point = gymnasium.spec(env_id).entry_point
-    return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+def make_panel(env_id: str, split: str = "", count: int = 0, seed: int = 0, /, **kwargs: Any) -> Panel:
+    """The evaluation panel of this name: the same list of tasks on any machine and any number of workers.
+
+    Args:
+        env_id: a gymnasium id.
+        split: "" is the first that is held out.
+        count: how many tasks; 0 for each of the split once.
+        seed: of the choice of tasks.
+        **kwargs: as the environment's own.
+
+    Raises:
+        ValueError: an unknown id or split, or a count or seed that is not possible.
+    """
+    return _make_panel(env_id, split, count, seed, tuple(sorted(kwargs.items())))

@@ -11,12 +11,14 @@ import re
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import gymnasium
 import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 from gymnasium.spaces import Text
+
+from envs.core import Expert
 
 Split = Literal["train", "test"]
 
@@ -75,12 +77,12 @@ def lake_map(task: int, split: Split = "train", size: int = 4) -> tuple[str, ...
     raise ValueError(f"no {split} map of size {size} among the {SEEDS_PER_TASK} seeds of task {task}")
 
 
-def distinct_tasks(count: int, split: Split = "test", size: int = 4) -> list[int]:
-    """The first ``count`` task numbers whose layouts all differ: a fixed panel of as many different maps."""
+def distinct_tasks(count: int, split: Split = "test", size: int = 4, first: int = 0) -> list[int]:
+    """The ``count`` task numbers from ``first`` on whose layouts all differ: a panel of as many different maps."""
     tasks: dict[tuple[str, ...], int] = {}
-    task = 0
+    task = first
     while len(tasks) < count:
-        if task > 1000 + 20 * count:
+        if task - first > 1000 + 20 * count:
             raise ValueError(f"{count} different {split} maps of size {size} asked for, {len(tasks)} found")
         tasks.setdefault(lake_map(task, split, size), task)
         task += 1
@@ -138,6 +140,9 @@ class FrozenLakeText(gymnasium.Env[str, str]):
     cap of its own. A reply without exactly one command changes nothing and repeats the observation.
     """
 
+    splits: ClassVar = ("train", "test")
+    task_types: ClassVar = ()
+    experts: ClassVar = ("planner",)
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (gymnasium's name and type)
 
     def __init__(self, size: int = 4, render_mode: str | None = None):
@@ -195,12 +200,28 @@ class FrozenLakeText(gymnasium.Env[str, str]):
         return f"{_INSTRUCTION}\n{past}now {observation}\nyou"
 
     @staticmethod
-    def held_out_tasks(count: int, size: int = 4) -> list[int]:
-        """The first ``count`` test tasks whose maps differ."""
-        return distinct_tasks(count, "test", size)
+    def panel_tasks(split: str, count: int, seed: int, /, **kwargs: Any) -> list[int]:
+        """The first ``count`` tasks from ``1_000_000 * seed`` on whose maps differ."""
+        if count < 1:
+            raise ValueError("lakes have no end: give the panel a size of at least 1")
+        return distinct_tasks(count, cast(Split, split), first=1_000_000 * seed, **kwargs)
 
     @staticmethod
-    def random_reply(rng: np.random.Generator) -> str:
+    def fingerprint(task: int, split: str, **kwargs: Any) -> str:
+        """The map."""
+        return "/".join(lake_map(task, cast(Split, split), **kwargs))
+
+    @staticmethod
+    def make_expert(name: str, task: int, split: str, **kwargs: Any) -> Expert:
+        """A shortest way across."""
+        if name not in FrozenLakeText.experts:
+            raise ValueError(f"no expert {name!r} on frozen lakes; there is: {', '.join(FrozenLakeText.experts)}")
+        way = iter(shortest_path(lake_map(task, cast(Split, split), **kwargs)))
+        return lambda observation, info: f"go {MOVES[next(way)]}"
+
+    @staticmethod
+    def random_reply(rng: np.random.Generator, info: Mapping[str, Any]) -> str:
         """``go to the left``, ``i walk up``, ...: every direction as likely as any other."""
+        del info
         words = (rng.choice(["", "i"]), rng.choice(VERBS), rng.choice(list(MOVES.values())))
         return " ".join(filter(None, words))

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from envs.core import held_out_tasks, make_vector, prompt_format
+from envs.core import Panel, environment_class, make_panel, make_vector
 from experiments.configs import RunConfig
 from hgpo_jax import adapters
 from hgpo_jax.config import MeshConfig
@@ -26,7 +26,7 @@ from hgpo_jax.policy.tokenization import AnyTokenizer, load_tokenizer
 from hgpo_jax.policy.transformer import Transformer, abstract_params, init_adapters
 from hgpo_jax.policy.weights import load_params, model_config_of, resolve_checkpoint
 from hgpo_jax.processes import agree_max, check_mesh, gather, local_mesh, local_replica, own_share
-from hgpo_jax.rollout.collector import Act, collect, make_actor, merge_metrics
+from hgpo_jax.rollout.collector import Act, Rollout, collect, make_actor, merge_metrics
 from hgpo_jax.sharding import Layout, batch_multiple, batch_shardings, make_mesh, param_shardings, state_shardings
 from hgpo_jax.types import Metrics, StepBatch, StepSignals, TrainState, Trajectories
 
@@ -82,32 +82,46 @@ class Rollouts:
         self._act = make_actor(config.model, self.tokenizer, config.rollout)
         self._envs = make_vector(config.env, tasks // processes * config.rollout.group_size, **config.env_options)
 
-    def train(self, params: Any, first_task: int, key: jax.Array) -> tuple[Trajectories, Metrics]:
+    def train(self, params: Any, first_task: int, key: jax.Array) -> Rollout:
         """``rollout.tasks`` new tasks, ``rollout.group_size`` rollouts of each."""
         tasks = range(first_task, first_task + self.config.rollout.tasks)
         return self.collect(self._act, params, tasks, key)
 
-    def collect(self, act: Act, params: Any, tasks: Sequence[int], key: jax.Array) -> tuple[Trajectories, Metrics]:
+    def collect(self, act: Act, params: Any, tasks: Sequence[int], key: jax.Array) -> Rollout:
         """``rollout.group_size`` rollouts of each training task by any ``act``."""
-        rollout = self.config.rollout
-        return self._collect(act, params, tasks, rollout.group_size, key, "train", rollout.train_sampling)
+        rollout, split = self.config.rollout, environment_class(self.config.env).splits[0]
+        return self._collect(act, params, tasks, rollout.group_size, key, split, rollout.train_sampling)
 
-    def evaluate(self, params: Any, tasks: int | None = None, seed: int | None = None) -> tuple[Trajectories, Metrics]:
-        """One rollout of each task of the held-out panel; size and seed are the config's unless given."""
-        panel = self.config.evaluation
-        numbers = held_out_tasks(self.config.env, panel.tasks if tasks is None else tasks, **self.config.env_options)
-        key = jax.random.key(panel.seed if seed is None else seed)
-        return self._collect(self._act, params, numbers, 1, key, "test", self.config.rollout.eval_sampling)
+    @property
+    def panel(self) -> Panel:
+        """The held-out tasks of the config."""
+        config = self.config.evaluation
+        return make_panel(self.config.env, config.split, config.tasks, config.panel_seed, **self.config.env_options)
+
+    def evaluate(
+        self,
+        params: Any,
+        *,
+        panel: Panel | None = None,
+        seed: int | None = None,
+        act: Act | None = None,
+        group_size: int = 1,
+    ) -> Rollout:
+        """``group_size`` rollouts of each task; panel, seed of the draws and policy are the run's unless given."""
+        panel = panel or self.panel
+        key = jax.random.key(self.config.evaluation.seed if seed is None else seed)
+        sampling = self.config.rollout.eval_sampling
+        return self._collect(act or self._act, params, panel.tasks, group_size, key, panel.split, sampling)
 
     def _collect(
         self, act: Act, params: Any, tasks: Sequence[int], group_size: int, key: jax.Array, split: str, sampling: Any
-    ) -> tuple[Trajectories, Metrics]:
+    ) -> Rollout:
         if len(tasks) < jax.process_count():
             raise ValueError(
                 f"{jax.process_count()} processes cannot share {len(tasks)} tasks: each needs one at least"
             )
-        own = own_share(len(tasks))
-        batch, metrics = collect(
+        own, env = own_share(len(tasks)), environment_class(self.config.env)
+        rollout = collect(
             act,
             params,
             self._envs,
@@ -117,12 +131,15 @@ class Rollouts:
             key,
             split=split,
             sampling=sampling,
-            format_prompt=prompt_format(self.config.env),
+            format_prompt=env.format_prompt,
             tokenizer=self.tokenizer,
             first_episode=own.start * group_size,
+            task_types=env.task_types,
         )
-        parts = gather(list(metrics.values()))
-        return batch, merge_metrics([dict(zip(metrics, part, strict=True)) for part in parts])
+        parts = gather(list(rollout.metrics.values()))
+        metrics = merge_metrics([dict(zip(rollout.metrics, part, strict=True)) for part in parts])
+        absent = [name for name in metrics if name.startswith("success/") and np.isnan(metrics[name])]
+        return rollout._replace(metrics={name: value for name, value in metrics.items() if name not in absent})
 
 
 class Learner:

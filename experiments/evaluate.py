@@ -15,6 +15,7 @@ import numpy as np
 import tyro
 from rich.table import Table
 
+from envs.core import make_panel
 from experiments.assembly import Learner, Rollouts
 from experiments.configs import config_from_json
 from experiments.console import CONSOLE, run_command
@@ -41,11 +42,12 @@ def evaluate(
     if not seeds or tasks < 1:
         raise ValueError(f"evaluation needs at least one seed and one task, got seeds {seeds} and tasks {tasks}")
     config = config_from_json(run / "config.json")
+    panel = make_panel(config.env, config.evaluation.split, tasks, config.evaluation.panel_seed, **config.env_options)
     learner, rollouts = Learner(config), Rollouts(config)
     with Checkpoints(run / "checkpoints") as checkpoints:
         params, _ = checkpoints.restore_params(learner.state.params, which)
     params = learner.sampling_params(params)
-    passes = [rollouts.evaluate(params, tasks, seed)[1] for seed in seeds]
+    passes = [rollouts.evaluate(params, panel=panel, seed=seed).metrics for seed in seeds]
     figures = {name: [float(metrics[name]) for metrics in passes] for name in REPORTED}
     record = {"which": which, "tasks": tasks, "seeds": list(seeds), "metrics": figures}
     replace_text(run / "evaluation.json", json.dumps(record, indent=2))

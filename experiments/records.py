@@ -45,7 +45,7 @@ class Records:
             return row
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        scalars = {k: v for k, v in row.items() if not isinstance(v, list)}
+        scalars = {k: v for k, v in row.items() if not isinstance(v, list | str)}
         for name, value in scalars.items():
             self._board.add_scalar(name, value, iteration)
         if self._wandb is not None:

@@ -87,7 +87,7 @@ def _train(command: TrainCommand, watchdog: Watchdog, requests: list[int]) -> Pa
                 tracing = command.profile and is_lead() and iteration == min(first + PROFILED, run.iterations)
                 with jax.profiler.trace(str(where / "profile")) if tracing else contextlib.nullcontext():
                     watchdog.feed("rollout", iteration)
-                    batch, metrics = rollouts.train(learner.sampling_params(), next_task, learner.sampling_key())
+                    batch, metrics, _ = rollouts.train(learner.sampling_params(), next_task, learner.sampling_key())
                     if command.dump_rollouts:
                         save_rollouts(batch, where, iteration)
                     watchdog.feed("update", iteration)
@@ -174,8 +174,8 @@ def _save(checkpoints: Checkpoints, learner: Learner, run: RunConfig, row: dict[
 
 
 def _evaluation(rollouts: Rollouts, learner: Learner) -> dict[str, Any]:
-    _, metrics = rollouts.evaluate(learner.sampling_params())
-    return {f"eval/{k}": v for k, v in metrics.items()}
+    metrics = rollouts.evaluate(learner.sampling_params()).metrics
+    return {f"eval/{k}": v for k, v in metrics.items()} | {"eval/panel": str(rollouts.panel)}
 
 
 def _default_directory(run: RunConfig) -> Path:

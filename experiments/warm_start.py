@@ -7,18 +7,14 @@ walk. What it then learns about the task comes from reinforcement alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax
-import numpy as np
 
-from envs.core import random_reply
 from experiments.assembly import Learner, Rollouts
-from hgpo_jax.config import OptimizerConfig, SamplingConfig
+from experiments.scripted import random_policy, scripted_act
+from hgpo_jax.config import OptimizerConfig
 from hgpo_jax.learner.supervised import make_supervised_update
 from hgpo_jax.learner.update import make_optimizer
 from hgpo_jax.policy.transformer import abstract_params
-from hgpo_jax.rollout.collector import Act, Reply
 from hgpo_jax.sharding import state_shardings
 
 PASSES = 4  # over each batch
@@ -41,25 +37,13 @@ def warm_start(learner: Learner, rollouts: Rollouts, first_task: int) -> list[fl
     update = make_supervised_update(learner.logprob_fn, optimizer, shardings=shardings)
     params = jax.tree.map(lambda x: x.copy(), learner.state.params)
     opt_state = jax.jit(optimizer.init, out_shardings=shardings and shardings.opt_state)(params)
-    act = _by_lot(rollouts, config.seed)
+    act = scripted_act(random_policy(config.env, config.seed), rollouts.tokenizer)
     losses: list[float] = []
     for i in range(settings.batches):
         tasks = range(first_task + i * config.rollout.tasks, first_task + (i + 1) * config.rollout.tasks)
-        batch, _ = rollouts.collect(act, None, tasks, jax.random.key(i))
+        batch = rollouts.collect(act, None, tasks, jax.random.key(i)).batch
         for j in range(PASSES):
             params, opt_state, loss = update(params, opt_state, learner.pack(batch, (i, j)))
             losses.append(float(loss))
     learner.start_from(params)
     return losses
-
-
-def _by_lot(rollouts: Rollouts, seed: int) -> Act:
-    """Draws each row's reply by its key, so that a row's reply does not depend on the rows beside it."""
-    tokenizer, env = rollouts.tokenizer, rollouts.config.env
-
-    def act(_params: object, _prompts: Sequence[np.ndarray], keys: np.ndarray, _: SamplingConfig) -> list[Reply]:
-        texts = [random_reply(env)(np.random.default_rng([seed, *key])) for key in keys]
-        replies = [np.array([*tokenizer.encode(text), tokenizer.eos_ids[0]], np.int32) for text in texts]
-        return [Reply(reply, np.zeros(len(reply), np.float32), cut=False) for reply in replies]
-
-    return act

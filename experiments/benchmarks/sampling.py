@@ -34,7 +34,7 @@ from hgpo_jax.config import RolloutConfig, SamplingConfig
 from hgpo_jax.policy.sampling import Sampler, make_sampler
 from hgpo_jax.policy.tokenization import load_tokenizer
 from hgpo_jax.policy.transformer import init_params
-from hgpo_jax.rollout.collector import bucket_rows, make_actor
+from hgpo_jax.rollout.collector import Request, bucket_rows, make_actor
 
 SCRIPTS = {"hf": "bench_hf.py", "tunix": "bench_sampler.py"}
 
@@ -142,8 +142,8 @@ def compilation_table(benchmark: Benchmark, ours: Ours, compiled: list[float]) -
     params, act = init_params(model, jax.random.key(0)), make_actor(model, tokenizer, config)
 
     def reply(count: int) -> Any:
-        prompts = [np.full(20, 3 + i % 30, np.int32) for i in range(count)]
-        return act(params, prompts, np.zeros((count, 2), np.uint32), SamplingConfig())
+        key = np.zeros(2, np.uint32)
+        return act(params, [Request(np.full(20, 3 + i % 30, np.int32), key) for i in range(count)], SamplingConfig())
 
     full = bucket_rows(rows)
     changes: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {

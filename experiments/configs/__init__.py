@@ -35,7 +35,9 @@ class EvaluationConfig:
     """The fixed panel of held-out tasks."""
 
     every: int = 5  # iterations between evaluations during training
-    tasks: int = 128  # size of the panel
+    split: str = ""  # of the environment; "" is its first that is held out
+    tasks: int = 128  # size of the panel; 0 takes each task of the split once, where they have an end
+    panel_seed: int = 0  # of the choice of tasks
     seed: int = 123  # of the replies' draws
 
 
@@ -56,7 +58,7 @@ class RunConfig:
     # The folder or hub id of a Hugging Face model to start from, whose shape replaces the model's; "" draws weights.
     init: str = ""
     env: str = "hgpo/FrozenLakeText-v0"
-    env_options: dict[str, int] = dataclasses.field(default_factory=dict)
+    env_options: dict[str, int | bool | str] = dataclasses.field(default_factory=dict)
     iterations: int = 160
     seed: int = 0
     estimator: EstimatorName = "hgpo"  # which of the five below is used
@@ -87,14 +89,15 @@ class RunConfig:
             "iterations": self.iterations,
             "checkpoint_every": self.checkpoint_every,
             "evaluation.every": self.evaluation.every,
-            "evaluation.tasks": self.evaluation.tasks,
             "rollout.tasks": self.rollout.tasks,
             "rollout.group_size": self.rollout.group_size,
         }
         for name, value in positive.items():
             if value < 1:
                 raise ValueError(f"{name} is {value}, but has to be at least 1")
-        for name, value in {"seed": self.seed, "evaluation.seed": self.evaluation.seed}.items():
+        evaluation = self.evaluation
+        at_least_0 = {"tasks": evaluation.tasks, "panel_seed": evaluation.panel_seed, "seed": evaluation.seed}
+        for name, value in {"seed": self.seed, **{f"evaluation.{k}": v for k, v in at_least_0.items()}}.items():
             if value < 0:
                 raise ValueError(f"{name} is {value}, but has to be at least 0")
         if not self.tokenizer and not self.init:

@@ -29,7 +29,38 @@ class Reply(NamedTuple):
     cut: bool  # by the length limit, before it ended
 
 
-Act = Callable[[chex.ArrayTree, Sequence[np.ndarray], np.ndarray, SamplingConfig], list[Reply]]
+class Request(NamedTuple):
+    """What a policy is asked in one turn of one episode. A model reads the first two, a scripted policy the rest."""
+
+    prompt: np.ndarray  # i32 [length], cut from the left at the limit
+    key: np.ndarray  # u32 [2], data of the reply's own PRNG key
+    text: str = ""  # the whole prompt
+    observation: str = ""
+    info: Mapping[str, Any] = {}
+    episode: int = 0  # its number among all that are collected
+    turn: int = 0
+    task: int = 0
+
+
+class Outcome(NamedTuple):
+    """How one episode ended."""
+
+    task: int
+    task_type: str  # "" where the environment has no types
+    won: bool
+    episode_return: float
+    steps: int
+
+
+class Rollout(NamedTuple):
+    """What `collect` returns."""
+
+    batch: Trajectories
+    metrics: dict[str, float]
+    outcomes: list[Outcome]  # of each episode, in order; this process's own
+
+
+Act = Callable[[chex.ArrayTree, Sequence[Request], SamplingConfig], list[Reply]]
 PromptFormat = Callable[[str, Sequence[tuple[str, str]], Mapping[str, Any]], str]
 
 SMALLEST_BATCH = 8
@@ -57,17 +88,19 @@ def make_actor(model: ModelConfig, tokenizer: AnyTokenizer, config: RolloutConfi
         config: for ``max_response_length``, and ``rows_at_a_time``, which changes memory and time, not the replies.
 
     Returns:
-        ``act(params, prompts, keys, sampling)`` for n ``prompts``, i32 [prompt length] each, and the rows'
-        key data ``keys``, u32 [n, 2]: n replies. Where ``params`` lie on a mesh, its batch axes share the rows.
+        ``act(params, requests, sampling)``: a reply to each. Where ``params`` lie on a mesh, its batch axes share the
+        rows.
     """
     sample = make_sampler(model, tokenizer.eos_ids, tokenizer.pad_id)
 
-    def act(
-        params: chex.ArrayTree, prompts: Sequence[np.ndarray], keys: np.ndarray, sampling: SamplingConfig
-    ) -> list[Reply]:
-        size = config.rows_at_a_time or len(prompts)
-        parts = [slice(first, first + size) for first in range(0, len(prompts), size)]
-        return [reply for part in parts for reply in act_together(params, prompts[part], keys[part], sampling)]
+    def act(params: chex.ArrayTree, requests: Sequence[Request], sampling: SamplingConfig) -> list[Reply]:
+        size = config.rows_at_a_time or len(requests)
+        parts = [requests[first : first + size] for first in range(0, len(requests), size)]
+        return [
+            reply
+            for part in parts
+            for reply in act_together(params, [r.prompt for r in part], np.stack([r.key for r in part]), sampling)
+        ]
 
     def act_together(
         params: chex.ArrayTree, prompts: Sequence[np.ndarray], keys: np.ndarray, sampling: SamplingConfig
@@ -132,7 +165,8 @@ def collect(
     format_prompt: PromptFormat,
     tokenizer: AnyTokenizer,
     first_episode: int = 0,
-) -> tuple[Trajectories, dict[str, float]]:
+    task_types: Sequence[str] = (),
+) -> Rollout:
     """Rolls out ``group_size`` episodes of each task, from the same start.
 
     Every turn, the episodes that are not finished are put into one batch; finished ones leave it. What a row
@@ -152,12 +186,14 @@ def collect(
         format_prompt: the environment's wording.
         tokenizer: between text and tokens.
         first_episode: number of the first one among all that are collected, where several processes share them.
+        task_types: that ``info["task_type"]`` may name; success and episodes of each are counted apart.
 
     Returns:
         The batch, sorted by trajectory and step, and the metrics ``success``, ``episode_return``,
         ``episode_length``, ``valid_action_share``, ``response_length``, ``response_cut_share`` and
         ``prompt_cut_share`` (of the steps), ``episodes``, ``tokens`` (of the responses), ``seconds`` and
-        ``tokens_per_second``.
+        ``tokens_per_second``; with ``task_types`` also ``success/<type>`` (NaN without an episode) and
+        ``episodes/<type>``. And the outcome of each episode.
 
     Raises:
         ValueError: without tasks, or for a ``group_size`` or a limit of ``config`` below 1.
@@ -178,16 +214,30 @@ def collect(
             live = {slot: episode for slot, episode in enumerate(wave) if not episode.done}
             if not live:
                 break
-            whole = [_prompt(e, format_prompt, tokenizer) for e in live.values()]
-            prompts = [prompt[-config.max_prompt_length :] for prompt in whole]
-            prompts_cut += sum(len(prompt) > config.max_prompt_length for prompt in whole)
-            keys = np.asarray(_row_keys(key, indices, np.uint32(turn)))[[e.index for e in live.values()]]
-            replies = act(params, prompts, keys, sampling)
+            keys = np.asarray(_row_keys(key, indices, np.uint32(turn)))
+            requests = []
+            for episode in live.values():
+                text, tokens = _prompt(episode, format_prompt, tokenizer)
+                prompts_cut += len(tokens) > config.max_prompt_length
+                requests.append(
+                    Request(
+                        tokens[-config.max_prompt_length :],
+                        keys[episode.index],
+                        text,
+                        episode.observation,
+                        episode.info,
+                        first_episode + episode.index,
+                        turn,
+                        episode.task,
+                    )
+                )
+            replies = act(params, requests, sampling)
             last = turn == config.max_steps - 1
-            steps += _step(vector_env, live, turn, last, prompts, replies, tokenizer)
+            steps += _step(vector_env, live, turn, last, requests, replies, tokenizer)
     batch = _assemble(steps)
-    metrics = _metrics(batch, episodes, time.perf_counter() - start)
-    return batch, metrics | {"prompt_cut_share": prompts_cut / batch.num_steps}
+    outcomes = _outcomes(batch, episodes)
+    metrics = _metrics(batch, outcomes, task_types, time.perf_counter() - start)
+    return Rollout(batch, metrics | {"prompt_cut_share": prompts_cut / batch.num_steps}, outcomes)
 
 
 @dataclasses.dataclass
@@ -251,12 +301,12 @@ def _reset(vector_env: SyncVectorEnv, wave: Sequence[_Episode], split: str) -> N
                 episode.observation, episode.info = observations[slot], _info_of(infos, slot)
 
 
-def _prompt(episode: _Episode, format_prompt: PromptFormat, tokenizer: AnyTokenizer) -> np.ndarray:
+def _prompt(episode: _Episode, format_prompt: PromptFormat, tokenizer: AnyTokenizer) -> tuple[str, np.ndarray]:
     text = format_prompt(episode.observation, episode.memory.entries, episode.info)
     tokens = np.asarray(tokenizer.encode_prompt(text), np.int32)
     if not len(tokens):
         raise ValueError(f"the prompt of task {episode.task} has no tokens: {text!r}")
-    return tokens
+    return text, tokens
 
 
 def _step(
@@ -264,7 +314,7 @@ def _step(
     live: Mapping[int, _Episode],
     turn: int,
     last: bool,
-    prompts: Sequence[np.ndarray],
+    requests: Sequence[Request],
     replies: Sequence[Reply],
     tokenizer: AnyTokenizer,
 ) -> list[_Step]:
@@ -274,12 +324,13 @@ def _step(
         actions[slot] = tokenizer.decode(reply.tokens)
     observations, rewards, terminated, truncated, infos = vector_env.step(tuple(actions))
     rows = []
-    for (slot, episode), prompt, reply in zip(live.items(), prompts, replies, strict=True):
+    for (slot, episode), request, reply in zip(live.items(), requests, replies, strict=True):
         info, state = _info_of(infos, slot), episode.info["anchor_state"]
         ended = bool(terminated[slot])
         cut = not ended and (last or bool(truncated[slot]))
         valid, reward = bool(info["action_valid"]), float(rewards[slot])
-        rows.append(_Step(episode.index, turn, episode.group, state, reward, ended, cut, valid, prompt, *reply))
+        row = _Step(episode.index, turn, episode.group, state, reward, ended, cut, valid, request.prompt, *reply)
+        rows.append(row)
         episode.memory = episode.memory.add(episode.observation, info["action"])
         episode.observation, episode.info, episode.done = observations[slot], info, ended or cut
     return rows
@@ -302,10 +353,13 @@ def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     steps = episodes * [part["episode_length"] for part in parts]
 
     def merge(name: str, values: np.ndarray) -> float:
-        if name in ("episodes", "tokens"):
+        if name in ("episodes", "tokens") or name.startswith("episodes/"):
             return int(values.sum())
         if name == "seconds":
             return float(values.max())
+        if name.startswith("success/"):
+            weights = np.array([part[name.replace("success", "episodes")] for part in parts])
+            return float(values[weights > 0] @ weights[weights > 0] / weights.sum()) if weights.any() else np.nan
         per_episode = name in ("success", "episode_return", "episode_length")
         return float(np.average(values, weights=episodes if per_episode else steps))
 
@@ -313,18 +367,33 @@ def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return merged | {"tokens_per_second": merged["tokens"] / merged["seconds"]}
 
 
-def _metrics(batch: Trajectories, episodes: Sequence[_Episode], seconds: float) -> dict[str, float]:
+def _outcomes(batch: Trajectories, episodes: Sequence[_Episode]) -> list[Outcome]:
+    returns = np.bincount(batch.trajectory, batch.reward, len(episodes))
+    steps = np.bincount(batch.trajectory, minlength=len(episodes))
+    return [
+        Outcome(e.task, e.info.get("task_type", ""), bool(e.info["won"]), float(returns[e.index]), int(steps[e.index]))
+        for e in episodes
+    ]
+
+
+def _metrics(
+    batch: Trajectories, outcomes: Sequence[Outcome], task_types: Sequence[str], seconds: float
+) -> dict[str, float]:
     tokens = sum(map(len, batch.response_tokens))
     assert batch.response_cut is not None
-    return {
-        "success": float(np.mean([bool(episode.info["won"]) for episode in episodes])),
-        "episode_return": float(batch.reward.sum()) / len(episodes),
-        "episode_length": batch.num_steps / len(episodes),
+    metrics: dict[str, float] = {
+        "success": float(np.mean([outcome.won for outcome in outcomes])),
+        "episode_return": float(batch.reward.sum()) / len(outcomes),
+        "episode_length": batch.num_steps / len(outcomes),
         "valid_action_share": float(batch.action_valid.mean()),
         "response_length": tokens / batch.num_steps,
         "response_cut_share": float(batch.response_cut.mean()),
-        "episodes": len(episodes),
+        "episodes": len(outcomes),
         "tokens": tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
     }
+    for name in task_types:
+        won = [outcome.won for outcome in outcomes if outcome.task_type == name]
+        metrics |= {f"success/{name}": float(np.mean(won)) if won else np.nan, f"episodes/{name}": len(won)}
+    return metrics

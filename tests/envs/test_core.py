@@ -6,7 +6,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 import envs
-from envs.core import ENTRY_POINTS, make_vector, prompt_format, register_environments
+from envs.core import ENTRY_POINTS, environment_class, make_panel, make_vector, register_environments
 
 LAKE = "hgpo/FrozenLakeText-v0"
 
@@ -25,7 +25,7 @@ def test_importing_the_package_registers_every_id_once():
 
 
 def test_the_prompt_format_needs_no_instance():
-    text = prompt_format(LAKE)("up ice", [("up hole", "go to the left")], {})
+    text = environment_class(LAKE).format_prompt("up ice", [("up hole", "go to the left")], {})
     assert text.endswith("before up hole\nyou go to the left\nnow up ice\nyou")
 
 
@@ -72,3 +72,47 @@ def test_a_finished_environment_is_not_touched(monkeypatch):
 def test_a_vector_needs_an_environment():
     with pytest.raises(ValueError, match="num_envs must be at least 1, got 0"):
         make_vector(LAKE, 0)
+
+
+def test_a_panel_is_the_same_list_with_a_hash_of_its_contents():
+    panel = make_panel(LAKE, "test", 8)
+    assert make_panel(LAKE, "", 8) == panel, "the first split that is held out"
+    assert panel.tasks == make_panel(LAKE, "test", 20).tasks[:8]
+    assert str(panel) == f"test-8-seed0-{panel.hash}"
+    others = [make_panel(LAKE, "train", 8), make_panel(LAKE, "test", 8, 1), make_panel(LAKE, "test", 8, size=5)]
+    assert len({panel.hash, *(other.hash for other in others)}) == 4
+    assert min(others[1].tasks) >= 1_000_000
+    env = environment_class(LAKE)
+    assert len({env.fingerprint(task, "test") for task in panel.tasks}) == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("exam", 8), "has no split 'exam'; there are: train, test"),
+        (("test", -1), "at least 0, got size -1 and seed 0"),
+        (("test", 0), "size of at least 1"),
+        (("test", 8, -2), "got size 8 and seed -2"),
+    ],
+)
+def test_bad_panels(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make_panel(LAKE, *arguments)
+
+
+def test_an_unknown_environment_is_named():
+    with pytest.raises(ValueError, match=r"the text environments here are hgpo/FrozenLakeText-v0"):
+        environment_class("hgpo/Nowhere-v0")
+
+
+def test_the_expert_solves_its_task():
+    env = environment_class(LAKE)
+    for task in make_panel(LAKE, "test", 5).tasks:
+        vector, expert = make_vector(LAKE, 1), env.make_expert("planner", task, "test")
+        (seen,), infos = reset(vector, [0], task=task, split="test")
+        terminated = [False]
+        while not terminated[0]:
+            (seen,), _, terminated, _, infos = vector.step((expert(seen, {}),))
+        assert infos["won"][0]
+    with pytest.raises(ValueError, match="no expert 'genius' on frozen lakes; there is: planner"):
+        env.make_expert("genius", 0, "test")

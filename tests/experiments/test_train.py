@@ -235,7 +235,7 @@ def test_wandb_gets_every_scalar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (["--tokenizer", "none"], "frozen_lake"),
         (["--iterations", "0"], "iterations is 0"),
         (["--evaluation.every", "0"], "evaluation.every is 0"),
-        (["--evaluation.tasks", "0"], "evaluation.tasks is 0"),
+        (["--evaluation.tasks", "-1"], "evaluation.tasks is -1"),
         (["--rollout.group-size", "0"], "rollout.group_size is 0"),
         (["--seed", "-1"], "seed is -1"),
         (["--env", "hgpo/Nope-v0"], "text environments here are hgpo/FrozenLakeText-v0"),

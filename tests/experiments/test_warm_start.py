@@ -19,7 +19,7 @@ def test_first_rollouts_are_a_random_walk_in_valid_replies() -> None:
     # An optional "i", a verb of four, a direction of four, the end: ln 2 + ln 4 + ln 4 nats in 4.5 tokens is 0.77.
     assert losses[0] > 1.2 * losses[-1]
     assert 0.75 < losses[-1] < 0.9
-    batch, metrics = rollouts.train(learner.state.params, 0, jax.random.key(0))  # at temperature 1
+    batch, metrics, _ = rollouts.train(learner.state.params, 0, jax.random.key(0))  # at temperature 1
     assert metrics["valid_action_share"] > 0.9
     assert len({len(reply) for reply in batch.response_tokens}) >= 2
     replies = [rollouts.tokenizer.decode(reply).split() for reply in batch.response_tokens]

@@ -8,14 +8,14 @@ import jax
 import numpy as np
 import pytest
 
-from envs.core import make_vector, prompt_format
+from envs.core import environment_class, make_vector
 from envs.frozen_lake import MOVES, FrozenLakeText, lake_map, shortest_path
 from hgpo_jax.config import MeshConfig, ModelConfig, RolloutConfig, SamplingConfig
 from hgpo_jax.policy.sampling import SampleOutput, Sampler, make_sampler
 from hgpo_jax.policy.tokenization import load_tokenizer
 from hgpo_jax.policy.transformer import abstract_params, init_params
 from hgpo_jax.rollout import collector
-from hgpo_jax.rollout.collector import Reply, bucket_length, bucket_rows, collect, make_actor, merge_metrics
+from hgpo_jax.rollout.collector import Reply, Request, bucket_length, bucket_rows, collect, make_actor, merge_metrics
 from hgpo_jax.sharding import make_mesh, param_shardings
 from hgpo_jax.types import Trajectories
 
@@ -31,11 +31,11 @@ class Script:
     def __init__(self, reply):
         self.reply, self.sizes, self.keys, self.prompts = reply, [], [], []
 
-    def __call__(self, params, prompts, keys, sampling):
+    def __call__(self, params, requests, sampling):
         turn = len(self.sizes)
-        self.sizes.append(len(prompts))
-        self.keys.append(keys)
-        self.prompts.append([TOKENIZER.decode(prompt) for prompt in prompts])
+        self.sizes.append(len(requests))
+        self.keys.append(np.stack([request.key for request in requests]))
+        self.prompts.append([TOKENIZER.decode(request.prompt) for request in requests])
         replies = [self.reply(i, prompt, turn) for i, prompt in enumerate(self.prompts[-1])]
         tokens = [np.array([*TOKENIZER.encode(text), EOS], np.int32) for text in replies]
         return [
@@ -47,7 +47,7 @@ class Script:
 def roll(act, tasks=(0, 1), group_size=2, num_envs=None, config=CONFIG, vector_env=None, key=0, **changes):
     options: dict[str, Any] = {
         "sampling": SamplingConfig(),
-        "format_prompt": prompt_format(LAKE),
+        "format_prompt": environment_class(LAKE).format_prompt,
         "params": {},
     }
     options |= changes
@@ -61,7 +61,7 @@ def roll(act, tasks=(0, 1), group_size=2, num_envs=None, config=CONFIG, vector_e
         key=jax.random.key(key),
         tokenizer=TOKENIZER,
         **options,
-    )
+    )[:2]
 
 
 def test_the_expert_wins_every_episode():
@@ -87,9 +87,9 @@ def test_the_expert_wins_every_episode():
 def test_two_processes_collect_what_one_would():
     """Each takes some of the tasks; what a row draws hangs on the number of its episode among all."""
 
-    def by_key(params, prompts, keys, sampling):
-        del params, prompts, sampling
-        moves = [TOKENIZER.encode(f"i go {[*MOVES.values()][word % 4]}") for word in keys[:, 1]]
+    def by_key(params, requests, sampling):
+        del params, sampling
+        moves = [TOKENIZER.encode(f"i go {[*MOVES.values()][request.key[1] % 4]}") for request in requests]
         return [Reply(np.array([*move, EOS], np.int32), np.zeros(len(move) + 1, np.float32), False) for move in moves]
 
     whole, metrics = roll(by_key, tasks=(0, 4, 9), group_size=2)
@@ -310,10 +310,10 @@ def test_equal_prompts_are_read_once(monkeypatch):
     keys = np.arange(256, dtype=np.uint32).reshape(128, 2)
 
     def ask(first_tokens):
-        prompts = [np.full(5, token, np.int32) for token in first_tokens]
-        replies = act({}, prompts, keys[: len(prompts)], SamplingConfig())
-        assert [len(reply.tokens) for reply in replies] == [i % 8 for i in range(len(prompts))]
-        assert [reply.cut for reply in replies] == [i % 8 >= 3 for i in range(len(prompts))]
+        asked = [Request(np.full(5, token, np.int32), keys[i]) for i, token in enumerate(first_tokens)]
+        replies = act({}, asked, SamplingConfig())
+        assert [len(reply.tokens) for reply in replies] == [i % 8 for i in range(len(asked))]
+        assert [reply.cut for reply in replies] == [i % 8 >= 3 for i in range(len(asked))]
         assert all((reply.tokens == token).all() for reply, token in zip(replies, first_tokens, strict=True))
         return recorder.calls[-1]
 
@@ -351,9 +351,9 @@ def test_decoding_halves_when_half_of_the_episodes_are_over(monkeypatch):
     monkeypatch.setattr(collector, "make_sampler", counting)
     act = make_actor(MODEL, TOKENIZER, CONFIG)
     params = init_params(MODEL, jax.random.key(1))
-    prompt, keys = np.arange(3, 9, dtype=np.int32), np.full((16, 2), 7, np.uint32)
+    request = Request(np.arange(3, 9, dtype=np.int32), np.full(2, 7, np.uint32))
     for live in (16, 8, 16, 5):
-        replies = act(params, [prompt] * live, keys[:live], SamplingConfig())
+        replies = act(params, [request] * live, SamplingConfig())
         assert {len(reply.tokens) for reply in replies} == {CONFIG.max_response_length}
     assert cost == [16 * 7, 8 * 7, 16 * 7, 8 * 7]
     # Both batches decode; the one prompt is read in a batch of eight for either.
@@ -364,14 +364,15 @@ def test_decoding_halves_when_half_of_the_episodes_are_over(monkeypatch):
 def test_a_rows_reply_does_not_depend_on_the_rows_beside_it():
     params = init_params(MODEL, jax.random.key(1))
     act = make_actor(MODEL, TOKENIZER, CONFIG)
-    prompts = [np.array(TOKENIZER.encode(text), np.int32) for text in ("now up ice", "now down hole you", "you")]
+    texts = ("now up ice", "now down hole you", "you")
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(5), 3)))
-    together = act(params, prompts, keys, SamplingConfig())
+    asked = [Request(np.array(TOKENIZER.encode(t), np.int32), key) for t, key in zip(texts, keys, strict=True)]
+    together = act(params, asked, SamplingConfig())
     one_by_one = make_actor(MODEL, TOKENIZER, dataclasses.replace(CONFIG, rows_at_a_time=1))
-    alone = one_by_one(params, prompts, keys, SamplingConfig())
+    alone = one_by_one(params, asked, SamplingConfig())
     mesh = make_mesh(MeshConfig(data=3, tensor=2))  # three do not divide the usual eight rows
     spread = jax.device_put(params, param_shardings(abstract_params(MODEL), mesh))
-    spread_replies = act(spread, prompts, keys, SamplingConfig())
+    spread_replies = act(spread, asked, SamplingConfig())
     for reply, expected in zip(together * 2, alone + spread_replies, strict=True):
         np.testing.assert_array_equal(reply.tokens, expected.tokens)
         np.testing.assert_allclose(reply.logprobs, expected.logprobs, atol=1e-5)
