@@ -2,6 +2,7 @@
 
 python -m experiments.verify advantages DIR
 python -m experiments.verify checkpoint DIR
+python -m experiments.verify alfworld FILE.jsonl
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from experiments import replay_advantages, replay_checkpoint
+from experiments import replay_advantages, replay_alfworld, replay_checkpoint
+
+SHOWN = 5  # problems of an ALFWorld recording; each may be long
 
 
 def advantages(directory: Annotated[Path, tyro.conf.Positional]) -> int:
@@ -74,6 +77,27 @@ def checkpoint(directory: Annotated[Path, tyro.conf.Positional]) -> int:
     return int(failed)
 
 
+def alfworld(file: Annotated[Path, tyro.conf.Positional]) -> int:
+    """Replay recorded ALFWorld games; compare observation, admissible commands, reward and end at each step.
+
+    Fails at any difference, when a line is damaged, and when there is nothing to compare.
+
+    Args:
+      file: one JSON object a line for each game, with the keys ``task_type, pddl_problem, task_description, reset,
+        steps``, as in ``tests/golden/alfworld``.
+    """
+    console = _console()
+    report = replay_alfworld.replay(file)
+    for line in report.problems[:SHOWN]:
+        console.print(f"FAILED: {line}")
+    if len(report.problems) > SHOWN:
+        console.print(f"and {len(report.problems) - SHOWN} more")
+    if not report.steps:
+        console.print(f"FAILED: nothing was compared: no recorded game in {file}")
+    console.print(f"{report.matched} of {report.steps} steps matched, resets included (games: {report.games})")
+    return int(bool(report.problems) or not report.steps)
+
+
 def _console() -> Console:
     return Console(highlight=False, markup=False, soft_wrap=True)
 
@@ -81,7 +105,7 @@ def _console() -> Console:
 def main(args: list[str] | None = None) -> int:
     """Run the subcommand named on the command line; a new check is one more function here."""
     return tyro.extras.subcommand_cli_from_dict(
-        {"advantages": advantages, "checkpoint": checkpoint}, args=args, description=__doc__
+        {"advantages": advantages, "checkpoint": checkpoint, "alfworld": alfworld}, args=args, description=__doc__
     )
 
 
