@@ -193,6 +193,11 @@ class FrozenLakeText(gymnasium.Env[str, str]):
         }
 
     @staticmethod
+    def about(size: int = 4) -> str:
+        """The size of the lakes."""
+        return f"FrozenLake: random lakes of {size}x{size} tiles"
+
+    @staticmethod
     def format_prompt(observation: str, history: Sequence[tuple[str, str]], info: Mapping[str, Any]) -> str:
         """At most 66 words with two past pairs; ends where the agent's reply begins."""
         del info

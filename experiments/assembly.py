@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from envs.core import Panel, environment_class, make_panel, make_vector
 from experiments.configs import RunConfig
 from hgpo_jax import adapters
 from hgpo_jax.config import MeshConfig
 from hgpo_jax.estimators import make_estimator, step_signals
+from hgpo_jax.learner.checkpoint import Checkpoints
 from hgpo_jax.learner.packing import Share, pack_steps, with_logprobs
 from hgpo_jax.learner.update import init_state, make_logprobs, make_optimizer, make_update
 from hgpo_jax.policy.logprobs import response_logprobs
@@ -59,16 +62,59 @@ def resolve(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, model=model_config_of(resolve_checkpoint(config.init), **kept))
 
 
+def mesh_for(config: RunConfig) -> Mesh | None:
+    """The config's mesh; None where it is a single device."""
+    return None if config.mesh == MeshConfig() else make_mesh(config.mesh)
+
+
+def make_sampling_copy(config: RunConfig, mesh: Mesh | None) -> Callable[[Any], Any]:
+    """A function from a run's parameters to the sampler's: a copy on this process's devices where there is a mesh.
+
+    So processes whose episodes differ in length need not wait for each other. All have to call it together.
+
+    Raises:
+      ValueError: ``rollout.tensor`` does not fit the devices.
+    """
+    if mesh is None:
+        if config.rollout.tensor != 1:
+            raise ValueError(f"rollout.tensor is {config.rollout.tensor}, but without a mesh there is one device")
+        return lambda params: params
+    sampling_mesh = local_mesh(MeshConfig(data=-1, tensor=config.rollout.tensor), mesh)
+    shardings = param_shardings(abstract_params(config.model), sampling_mesh)
+    cast = functools.partial(in_compute_dtype, config=config.model)
+    return lambda params: local_replica(params, shardings, cast)
+
+
+def restore_params(config: RunConfig, run: Path, which: Literal["best", "latest"]) -> Any:
+    """The parameters of a run's checkpoint, where the config lays them; nothing of a learner is made.
+
+    Raises:
+      ValueError: no checkpoint, or one of another model.
+    """
+    boxed, mesh = abstract_params(config.model), mesh_for(config)
+    alone = SingleDeviceSharding(jax.devices()[0])
+    places = jax.tree.map(lambda _: alone, nn.unbox(boxed)) if mesh is None else param_shardings(boxed, mesh)
+    target = jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), nn.unbox(boxed), places
+    )
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        return checkpoints.restore_params(target, which)[0]
+
+
 class Rollouts:
     """Environments and actor of a run, made once; ``train`` and ``evaluate`` collect with them.
 
     Several processes share the tasks: each returns the batch of its own, and all the same metrics, of all of them.
+
+    Args:
+      config: of the run.
+      tokenizer: in place of the config's, where no model of it acts.
     """
 
-    def __init__(self, config: RunConfig):
+    def __init__(self, config: RunConfig, tokenizer: AnyTokenizer | None = None):
         self.config = config
-        name = config.tokenizer or str(resolve_checkpoint(config.init))
-        self.tokenizer: AnyTokenizer = load_tokenizer(name)
+        name = config.tokenizer or (str(resolve_checkpoint(config.init)) if tokenizer is None else "")
+        self.tokenizer: AnyTokenizer = tokenizer or load_tokenizer(name)
         if self.tokenizer.vocab_size > config.model.vocab_size:
             raise ValueError(
                 f"tokenizer {name!r} has {self.tokenizer.vocab_size} tokens, but model.vocab_size is "
@@ -80,7 +126,8 @@ class Rollouts:
                 f"rollout.tasks is {tasks}, which {processes} processes cannot share: take a multiple of it"
             )
         self._act = make_actor(config.model, self.tokenizer, config.rollout)
-        self._envs = make_vector(config.env, tasks // processes * config.rollout.group_size, **config.env_options)
+        num_envs = tasks // processes * config.rollout.group_size
+        self._envs = make_vector(config.env, num_envs, config.rollout.env_workers, **config.env_settings)
 
     def train(self, params: Any, first_task: int, key: jax.Array) -> Rollout:
         """``rollout.tasks`` new tasks, ``rollout.group_size`` rollouts of each."""
@@ -93,10 +140,15 @@ class Rollouts:
         return self._collect(act, params, tasks, rollout.group_size, key, split, rollout.train_sampling)
 
     @property
+    def about(self) -> str:
+        """Which tasks are played."""
+        return environment_class(self.config.env).about(**self.config.env_settings)
+
+    @property
     def panel(self) -> Panel:
         """The held-out tasks of the config."""
         config = self.config.evaluation
-        return make_panel(self.config.env, config.split, config.tasks, config.panel_seed, **self.config.env_options)
+        return make_panel(self.config.env, config.split, config.tasks, config.panel_seed, **self.config.env_settings)
 
     def evaluate(
         self,
@@ -147,18 +199,12 @@ class Learner:
 
     def __init__(self, config: RunConfig):
         self.config = config
-        self.mesh: Mesh | None = None if config.mesh == MeshConfig() else make_mesh(config.mesh)
+        self.mesh = mesh_for(config)
         check_mesh(self.mesh)
         self.optimizer: optax.GradientTransformation = make_optimizer(config.optimizer)
         abstract = abstract_params(config.model)
         shardings = None if self.mesh is None else state_shardings(abstract, self.optimizer, self.mesh)
-        self._sampling_shardings: Any = None
-        if self.mesh is not None:
-            sampling_mesh = local_mesh(MeshConfig(data=-1, tensor=config.rollout.tensor), self.mesh)
-            self._sampling_shardings = param_shardings(abstract, sampling_mesh)
-        elif config.rollout.tensor != 1:
-            raise ValueError(f"rollout.tensor is {config.rollout.tensor}, but without a mesh there is one device")
-        self._sampling_cast = functools.partial(in_compute_dtype, config=config.model)
+        self._sampling_copy = make_sampling_copy(config, self.mesh)
         model = Transformer(config.model, None if self.mesh is None else Layout(self.mesh))
         self.logprob_fn = functools.partial(
             response_logprobs, model, temperature=config.rollout.train_sampling.temperature
@@ -204,15 +250,9 @@ class Learner:
             return adapters.disabled(self.state.params)
         return self._reference
 
-    def sampling_params(self, params: Any = None) -> Any:
-        """The state's parameters, or others, for the sampler: a copy on this process's devices where there is a mesh.
-
-        So processes whose episodes differ in length need not wait for each other. All have to call it together.
-        """
-        params = self.state.params if params is None else params
-        if self._sampling_shardings is None:
-            return params
-        return local_replica(params, self._sampling_shardings, self._sampling_cast)
+    def sampling_params(self) -> Any:
+        """The state's parameters for the sampler. All processes have to call it together."""
+        return self._sampling_copy(self.state.params)
 
     def sampling_key(self) -> jax.Array:
         """The key of the rollout that comes next, typed []."""

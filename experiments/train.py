@@ -73,6 +73,7 @@ def _train(command: TrainCommand, watchdog: Watchdog, requests: list[int]) -> Pa
     where = resume or command.directory or _default_directory(run)
     require_alike("configuration or directory", json.dumps([config_to_json(run), str(where), bool(resume)]))
     learner, rollouts = Learner(run), Rollouts(run)
+    CONSOLE.print(f"{rollouts.about}. Held-out panel: {rollouts.panel}", soft_wrap=True, highlight=False)
     with Checkpoints(where / "checkpoints") as checkpoints:
         iteration, next_task = _begin(run, where, learner, rollouts, checkpoints, resume is not None)
         records = Records(where, iteration if resume else None, command.wandb, writes=is_lead())

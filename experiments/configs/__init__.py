@@ -59,6 +59,7 @@ class RunConfig:
     init: str = ""
     env: str = "hgpo/FrozenLakeText-v0"
     env_options: dict[str, int | bool | str] = dataclasses.field(default_factory=dict)
+    data: str = ""  # folder of the environment's original data, where it reads some; "" leaves it to the environment
     iterations: int = 160
     seed: int = 0
     estimator: EstimatorName = "hgpo"  # which of the five below is used
@@ -76,6 +77,11 @@ class RunConfig:
     evaluation: EvaluationConfig = EvaluationConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     checkpoint_every: int = 10  # iterations
+
+    @property
+    def env_settings(self) -> dict[str, int | bool | str]:
+        """The environment's options, the data folder among them where one is given."""
+        return self.env_options | ({"data": self.data} if self.data else {})
 
     @property
     def estimator_config(self) -> EstimatorConfig:
@@ -117,7 +123,7 @@ def load_config(name: str) -> RunConfig:
     Raises:
       ValueError: no such file; the message lists those there are.
     """
-    names = [module.name for module in pkgutil.iter_modules(__path__)]
+    names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
     if name not in names:
         raise ValueError(f"no config named {name!r} in experiments/configs; there are: {', '.join(names)}")
     return importlib.import_module(f"{__name__}.{name}").CONFIG
