@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, SupportsFloat, TypedDict, cast
 
@@ -19,7 +20,10 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.spaces import Text
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-ENTRY_POINTS = {"hgpo/FrozenLakeText-v0": "envs.frozen_lake:FrozenLakeText"}
+ENTRY_POINTS = {
+    "hgpo/FrozenLakeText-v0": "envs.frozen_lake:FrozenLakeText",
+    "hgpo/ALFWorld-v0": "envs.alfworld.environment:ALFWorld",
+}
 
 
 Expert = Callable[[str, Mapping[str, Any]], str]  # (observation, info) -> reply; called once a step, from the first
@@ -55,6 +59,11 @@ class TextEnv(Protocol):
 
     def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
         """Reads the action out of a reply in free text; returns gymnasium's five values."""
+        ...
+
+    @staticmethod
+    def about(**kwargs: Any) -> str:
+        """Which tasks are played, in a line for the terminal: their source and scale."""
         ...
 
     @staticmethod
@@ -130,7 +139,7 @@ def register_environments() -> None:
             gymnasium.register(id=env_id, entry_point=entry_point)
 
 
-def make_vector(env_id: str, num_envs: int, **kwargs: Any) -> TextVectorEnv:
+def make_vector(env_id: str, num_envs: int, workers: int = 0, **kwargs: Any) -> TextVectorEnv:
     """``num_envs`` environments side by side, autoreset disabled, finished ones idle.
 
     Reset some of them with gymnasium's ``options={"task": .., "split": .., "reset_mask": bool [num_envs]}``.
@@ -138,28 +147,45 @@ def make_vector(env_id: str, num_envs: int, **kwargs: Any) -> TextVectorEnv:
     Args:
         env_id: a gymnasium id, such as "hgpo/FrozenLakeText-v0".
         num_envs: how many, at least 1.
-        **kwargs: passed on to the environment.
+        workers: processes that share them (`envs.workers`); 0 keeps all in this one.
+        **kwargs: passed on to ``gymnasium.make`` and the environment.
 
     Raises:
-        ValueError: if ``num_envs`` is not positive, or gymnasium knows no such id.
+        ValueError: if ``num_envs`` is not positive, ``workers`` is negative, gymnasium knows no such id, or the
+            environment no such option.
     """
-    environment_class(env_id)
+    gymnasiums = inspect.signature(gymnasium.make).parameters
+    environment_class(env_id, **{name: value for name, value in kwargs.items() if name not in gymnasiums})
     if num_envs < 1:
         raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+    if workers < 0:
+        raise ValueError(f"workers must be at least 0, got {workers}")
+    if workers:
+        from envs.workers import ProcessVectorEnv  # which builds on this module
+
+        return ProcessVectorEnv(env_id, num_envs, workers, kwargs)
     return TextVectorEnv([lambda: gymnasium.make(env_id, disable_env_checker=True, **kwargs) for _ in range(num_envs)])
 
 
-def environment_class(env_id: str) -> type[TextEnv]:
+def environment_class(env_id: str, **kwargs: Any) -> type[TextEnv]:
     """The class behind an id: what needs no instance hangs on it.
 
+    Args:
+        env_id: a gymnasium id, such as "hgpo/FrozenLakeText-v0".
+        **kwargs: the environment's own options, of which only the names are checked.
+
     Raises:
-        ValueError: if gymnasium knows no such id.
+        ValueError: if gymnasium knows no such id, or the environment no such option.
     """
     try:
         entry_point = gymnasium.spec(env_id).entry_point
     except gymnasium.error.Error as error:
         raise ValueError(f"{error}; the text environments here are {', '.join(ENTRY_POINTS)}") from error
-    return cast(type[TextEnv], load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point)
+    env = cast(type[TextEnv], load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point)
+    known = [name for name in inspect.signature(env).parameters if name != "render_mode"]
+    if unknown := [name for name in kwargs if name not in known]:
+        raise ValueError(f"{env_id} has no option {', '.join(unknown)}; there are: {', '.join(known)}")
+    return env
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +203,8 @@ class Panel:
 
 @functools.lru_cache(maxsize=64)
 def _make_panel(env_id: str, split: str, count: int, seed: int, options: tuple[tuple[str, Any], ...]) -> Panel:
-    env, kwargs = environment_class(env_id), dict(options)
+    kwargs = dict(options)
+    env = environment_class(env_id, **kwargs)
     held_out = env.splits[1:]
     if split and split not in env.splits:
         raise ValueError(f"{env_id} has no split {split!r}; there are: {', '.join(env.splits)}")

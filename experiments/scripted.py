@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,30 @@ def random_policy(env_id: str, seed: int) -> TextPolicy:
     """Valid replies by lot, by each request's own key: they do not depend on who else is asked."""
     env = environment_class(env_id)
     return lambda request: env.random_reply(np.random.default_rng([seed, *request.key]), request.info)
+
+
+def with_slips(policy: TextPolicy, env_id: str, share: float) -> tuple[TextPolicy, set[tuple[int, int]]]:
+    """A policy that slips now and then, so that it is seen to recover too; and when: (episode, turn), a set that grows.
+
+    A slip is a valid reply by lot, half of the time one for another request's state, which is mostly impossible here.
+    The policy is still asked, and has to go on from where the slip leads.
+    """
+    env = environment_class(env_id)
+    slips: set[tuple[int, int]] = set()
+    others: list[Mapping[str, Any]] = []
+
+    def slipping(request: Request) -> str:
+        reply = policy(request)
+        rng = np.random.default_rng([2, *request.key])
+        slip, elsewhere = rng.random() < share, rng.random() < 0.5
+        info = others.pop() if others and elsewhere else request.info
+        others[:] = [request.info]
+        if not slip:
+            return reply
+        slips.add((request.episode, request.turn))
+        return env.random_reply(rng, info)
+
+    return slipping, slips
 
 
 def expert_policy(env_id: str, name: str, split: str, **options: Any) -> TextPolicy:

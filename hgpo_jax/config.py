@@ -157,5 +157,6 @@ class RolloutConfig:
     max_response_length: int = 512
     train_sampling: SamplingConfig = SamplingConfig()
     eval_sampling: SamplingConfig = SamplingConfig(temperature=0.4)
+    env_workers: int = 0  # processes that share a process's environments; 0 keeps them in this one
     rows_at_a_time: int | None = None  # replies that a process draws together; None: all of a turn's
     tensor: int = 1  # devices over which the sampler's copy of the weights is cut; a process's others take other rows

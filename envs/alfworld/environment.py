@@ -148,13 +148,17 @@ class ALFWorld(gymnasium.Env[str, str]):
         think: bool = True,
         **_: Any,
     ) -> Expert:
-        """ "planner" knows the scene and takes a shortest way, "searcher" sees what an agent sees."""
+        """ "planner" knows the scene and takes a shortest way by heart; "searcher" sees what an agent sees, and goes on
+        from there whoever acted before.
+        """
         if name == "planner":
             commands = iter(plan(_load(split, task, data, receptacles, task_types)))
-            return lambda observation, info: format_reply(next(commands), think)
+            return lambda observation, info: format_reply(next(commands, "look"), think)
         if name == "searcher":
             expert = SearchingExpert()
-            return lambda observation, info: format_reply(expert.act(observation, info["admissible_commands"]), think)
+            return lambda observation, info: format_reply(
+                expert.act(observation, info["admissible_commands"], info["action"]), think
+            )
         raise ValueError(f"no expert {name!r} in ALFWorld; there are: {', '.join(ALFWorld.experts)}")
 
     @staticmethod

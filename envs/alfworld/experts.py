@@ -180,15 +180,16 @@ class SearchingExpert:
         self.contents: dict[str, list[str] | None] = {}  # of every receptacle; None: not looked into yet
         self.here = ""  # the receptacle gone to last
         self.holding = ""
-        self.treated: list[str] = []  # objects that were cleaned, heated or cooled
+        self.treated: set[tuple[str, str]] = set()  # ("heat", "apple 1")
         self.command = ""  # the last one
 
-    def act(self, observation: str, admissible: Sequence[str]) -> str:
+    def act(self, observation: str, admissible: Sequence[str], done: str = "") -> str:
         """The next command.
 
         Args:
             observation: what was shown last; at first the whole introduction with the task.
             admissible: the commands that can be carried out now; the one returned is one of them.
+            done: the command that was carried out last, where that may not have been the one returned.
 
         Raises:
             ValueError: if the task sentence is not understood.
@@ -198,15 +199,15 @@ class SearchingExpert:
             self.task = read_task(sentence)
             self.contents = dict.fromkeys(_NAME.findall(intro.partition("you see")[2]))
         elif observation.strip() != "Nothing happens.":
-            self._remember(observation)
+            self._remember(observation, done or self.command)
         self.command = next(command for command in self._wishes(self.task) if command in admissible)
         return self.command
 
-    def _remember(self, observation: str) -> None:
-        """What the last command changed, and what is shown of its receptacle."""
-        verb, *_ = self.command.split()
-        names = _NAME.findall(self.command)
-        if verb in ("go", "open", "examine"):
+    def _remember(self, observation: str, command: str) -> None:
+        """What the command changed, and what is shown of its receptacle."""
+        verb, *_ = command.split()
+        names = _NAME.findall(command)
+        if verb in ("go", "open", "examine") and names[0] in self.contents:
             self.here = names[0]
             if "you see" in observation:
                 self.contents[self.here] = _NAME.findall(observation.partition("you see")[2])
@@ -217,7 +218,8 @@ class SearchingExpert:
             self.holding = ""
             self._inside(names[1]).append(names[0])
         elif verb in _APPLIANCES:
-            self.treated.append(names[0])
+            self.treated -= {("heat", names[0]), ("cool", names[0])} if verb in ("heat", "cool") else set()
+            self.treated.add((verb, names[0]))
 
     def _inside(self, place: str) -> list[str]:
         return self.contents[place] or []
@@ -226,7 +228,9 @@ class SearchingExpert:
         """What it would like to do, most wanted first; the last can always be done."""
         if not self.holding:
             yield from self._fetch(task)
-        elif task.treatment and self.holding not in self.treated:
+        elif _class(self.holding) != task.object:
+            yield from self._put_away()
+        elif task.treatment and (task.treatment, self.holding) not in self.treated:
             appliance = _APPLIANCES[task.treatment]
             for place in self._known(appliance):
                 yield f"{task.treatment} {self.holding} with {place}"
@@ -242,6 +246,15 @@ class SearchingExpert:
             yield f"put {self.holding} in/on {place}"
             yield from self._go(place)
         yield "look"
+
+    def _put_away(self) -> Iterator[str]:
+        """What is held by mistake, wherever it may be put."""
+        for place in sorted(self.contents, key=lambda place: place != self.here):
+            yield f"move {self.holding} to {place}"
+            yield f"put {self.holding} in/on {place}"
+            if self.contents[place] is None or _class(place) in _OPENABLE:
+                yield from self._go(place)
+        yield from (f"go to {place}" for place in self.contents if place != self.here)
 
     def _fetch(self, task: Task) -> Iterator[str]:
         done = "" if task.lamp or task.treatment else self._destination(task)

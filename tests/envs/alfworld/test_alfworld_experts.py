@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -270,3 +271,23 @@ def test_both_win_recorded_games():
 def test_the_search_is_the_same_each_time():
     game = generate("unseen", 5)
     assert play(game) == play(game)
+
+
+def test_the_search_goes_on_from_wherever_others_led():
+    """A third of the commands are somebody else's, most of them possible, some not."""
+    steps = []
+    for number in range(90):
+        engine, expert = Engine(generate("train", number, receptacles=(4, 6, 0)[number % 3])), SearchingExpert()
+        draws, done = random.Random(number), ""
+        for step in range(100):
+            command = expert.act(engine.observation, engine.admissible_commands, done)
+            assert command in engine.admissible_commands
+            if draws.random() < 1 / 3:
+                command = draws.choice([*engine.admissible_commands, "go to nowhere 1", "take mug 9 from moon 1"])
+            engine.step(command)
+            done = command
+            if engine.won:
+                steps.append(step + 1)
+                break
+        assert engine.won, engine.game.name
+    assert max(steps) > 20, "others led astray"
