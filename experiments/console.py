@@ -12,6 +12,7 @@ from typing import Any
 import jax.monitoring
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -25,8 +26,14 @@ def run_command(function: Callable[..., Any], argv: list[str] | None, descriptio
     try:
         tyro.cli(function, args=argv, description=description)
     except (ValueError, FloatingPointError, OSError) as error:
-        CONSOLE.print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)
+        tell_error(error)
         sys.exit(2)
+
+
+def tell_error(error: Exception) -> None:
+    """One line, with whatever stands in brackets."""
+    CONSOLE.quiet = False
+    CONSOLE.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
 
 
 def count_compilations() -> list[float]:

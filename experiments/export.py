@@ -8,17 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import flax.linen as nn
-import jax
 import tyro
 
+from experiments.assembly import restore_params
 from experiments.configs import config_from_json
 from experiments.console import CONSOLE, run_command
-from hgpo_jax.learner.checkpoint import Checkpoints
 from hgpo_jax.policy.tokenization import load_tokenizer
-from hgpo_jax.policy.transformer import abstract_params
 from hgpo_jax.policy.weights import resolve_checkpoint, save_checkpoint
-from hgpo_jax.sharding import make_mesh, param_shardings
 
 
 def export(
@@ -43,14 +39,7 @@ def export(
     # Tokenizer and generation config come from where training started, or are made from the run's own tokenizer.
     source = resolve_checkpoint(config.init) if config.init else None
     tokenizer = None if source else load_tokenizer(config.tokenizer)
-    boxed = abstract_params(config.model)
-    target = jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        nn.unbox(boxed),
-        param_shardings(boxed, make_mesh(config.mesh)),
-    )
-    with Checkpoints(run / "checkpoints") as checkpoints:
-        params, _ = checkpoints.restore_params(target, which)
+    params = restore_params(config, run, which)
     save_checkpoint(params, config.model, out, source=source, tokenizer=tokenizer, dtype=dtype, overwrite=overwrite)
     CONSOLE.print(f"{which} checkpoint of {run} written to {out}", highlight=False)
 

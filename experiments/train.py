@@ -25,7 +25,7 @@ import tyro
 
 from experiments.assembly import Learner, Rollouts, resolve
 from experiments.configs import RunConfig, changed_fields, config_from_json, config_to_json, load_config
-from experiments.console import CONSOLE, count_compilations, progress_bar, stop_requests, summarise
+from experiments.console import CONSOLE, count_compilations, progress_bar, stop_requests, summarise, tell_error
 from experiments.records import Records, draw_learning_curve, environment, replace_text
 from experiments.rollout_files import save_rollouts
 from experiments.warm_start import warm_start
@@ -202,8 +202,7 @@ def main(argv: list[str] | None = None) -> None:
             base = load_config(args.pop(0) if named else "frozen_lake")
         train(tyro.cli(TrainCommand, args=args, default=TrainCommand(run=base), description=__doc__))
     except (ValueError, FloatingPointError, OSError) as error:
-        CONSOLE.quiet = False
-        CONSOLE.print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)
+        tell_error(error)
         leave(2, process_number())
 
 

@@ -2,7 +2,7 @@
 
 from hgpo_jax.policy.logprobs import response_logprobs
 from hgpo_jax.policy.sampling import SampleOutput, make_sampler, pad_prompts
-from hgpo_jax.policy.tokenization import Tokenizer, load_tokenizer, train_tokenizer
+from hgpo_jax.policy.tokenization import ByteTokenizer, Tokenizer, load_tokenizer, train_tokenizer
 from hgpo_jax.policy.transformer import (
     KVCache,
     Transformer,
@@ -13,6 +13,7 @@ from hgpo_jax.policy.transformer import (
 )
 
 __all__ = [
+    "ByteTokenizer",
     "KVCache",
     "SampleOutput",
     "Tokenizer",

@@ -136,11 +136,13 @@ def test_a_resumed_run_tells_what_changed(finished: Path, tmp_path: Path, capsys
 
 @pytest.mark.slow
 def test_evaluation_of_a_run(finished: Path) -> None:
-    figures = evaluate.evaluate(finished, "latest", tasks=4, seeds=(123, 456))
-    assert figures["success"][0] == rows(finished)[-1]["eval/success"], "seed 123 is the one used in training"
-    assert json.loads((finished / "evaluation.json").read_text())["metrics"] == figures
-    with pytest.raises(ValueError, match="at least one seed"):
-        evaluate.evaluate(finished, seeds=())
+    record = evaluate.evaluate(evaluate.EvaluateCommand(str(finished), seeds=(123, 456)))
+    recorded, split = rows(finished)[-1], record["splits"]["test"]
+    assert split["panel"]["name"] == recorded["eval/panel"]
+    for name in ("success", "episode_length", "valid_action_share", "response_length"):
+        figure = split["passes"][0]["metrics"][name]
+        assert figure == recorded[f"eval/{name}"], "seed 123 is the one used in training"
+    assert json.loads((finished / "evaluation.json").read_text()) == record
 
 
 @pytest.mark.slow
@@ -226,7 +228,7 @@ def test_wandb_gets_every_scalar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["frozen_lakes"], "no config named 'frozen_lakes' in experiments/configs; there are: frozen_lake"),
+        (["frozen_lakes"], "no config named 'frozen_lakes' in experiments/configs; there are: alfworld_"),
         (["--resume", "nowhere"], "nowhere/config.json is missing"),
         (["--resume", str(CHECKPOINT)], "not a run's config of this version"),
         (["--directory", f"{CHECKPOINT}/config.json"], "Not a directory"),
