@@ -5,15 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 import tokenizers
 import tyro
 
 import hgpo_jax.policy.tokenization as tokenization
+from envs.alfworld import protocol
+from envs.alfworld.generator import generate
+from envs.alfworld.scenes import OBJECTS, RECEPTACLES
 from envs.frozen_lake import MOVES, VERBS, FrozenLakeText, lake_map, shortest_path
 
 SHIPPED = Path(tokenization.__file__).parent / "tokenizers"
+LARGEST_NUMBER = 50  # in ALFWorld: of objects and of steps
 
 # Words to think aloud with; the same command means the same whatever stands before it.
 _THOUGHTS = (
@@ -23,6 +27,33 @@ _THOUGHTS = (
     "i see a hole left and",
     "there is no ice right but a wall so i",
 )
+
+# Classes of ALFRED's (Shridhar et al. 2020) that the original games hold and the generated ones do not.
+_ORIGINAL_CLASSES = """
+Bathtub Blinds Boots Chair Curtains Faucet Footstool GlassBottle HousePlant LaundryHamperLid LightSwitch Mirror Painting
+PaintingHanger PaperTowel PaperTowelRoll Poster ScrubBrush ShowerDoor ShowerGlass Sink StoveKnob Television
+ToiletPaperRoll WateringCan Window
+"""
+# What ALFWorld's engine says and understands, less the names.
+_SAID = f"""
+{protocol.WELCOME}
+You are in the middle of a room. Looking quickly around you, you see a, and a. Your task is to:
+You arrive at. On the, you see nothing. The is closed. The is open. In it, you see. Nothing happens.
+You are facing the. Next to it, you see. You are carrying: a. You are not carrying anything.
+You open the. You close the. You pick up the from the. You move the to the. You put the in/on the. You turn on the.
+You clean the using the. You heat the using the. You cool the using the. You sliced the with the.
+This is a hot and clean sliced. This is a cool. This is a cold. This is a normal. This is on.
+There's nothing special about. put a hot in. put some cool on. look at under the. examine the with the.
+find two and put them in. clean some and put it in. go to. open. close. take from. move to. put in/on.
+clean with. heat with. cool with. slice with. use. examine. look. inventory. help.
+"""
+
+
+class _Text(NamedTuple):
+    """What an environment's tokenizer is made of: see `tokenization.train_tokenizer`."""
+
+    texts: Callable[[], Iterator[str]]
+    whole: tuple[str, ...] = ()
 
 
 def frozen_lake_texts(tasks: int = 20) -> Iterator[str]:
@@ -41,7 +72,20 @@ def frozen_lake_texts(tasks: int = 20) -> Iterator[str]:
         yield f"{thought} {verb} {move}"
 
 
-_TEXTS: dict[str, Callable[[], Iterator[str]]] = {"frozen_lake": frozen_lake_texts}
+def alfworld_texts() -> Iterator[str]:
+    """Every name, number and sentence, and the prompts around them: the same whatever games are drawn."""
+    yield from (*OBJECTS, *RECEPTACLES, _ORIGINAL_CLASSES, _SAID, generate("train", 0).help_text)
+    yield " ".join(map(str, range(LARGEST_NUMBER + 1)))
+    about = {"goal": "", "admissible_commands": ("look", "help", "go to"), "step": 1}
+    styles = itertools.product((True, False), get_args(protocol.Actions), get_args(protocol.Wording))
+    for style, history in itertools.product(itertools.starmap(protocol.PromptStyle, styles), ([], [("", "")])):
+        yield protocol.format_prompt("", history, about | {"style": style})
+
+
+_TEXTS = {
+    "frozen_lake": _Text(frozen_lake_texts),
+    "alfworld": _Text(alfworld_texts, ("<think>", "</think>", "<action>", "</action>", "in/on")),
+}
 
 
 def make_tokenizer(name: str) -> tokenizers.Tokenizer:
@@ -52,10 +96,10 @@ def make_tokenizer(name: str) -> tokenizers.Tokenizer:
     """
     if name not in _TEXTS:
         raise ValueError(f"no texts for {name!r}, choose from {sorted(_TEXTS)}")
-    return tokenization.train_tokenizer(_TEXTS[name]())
+    return tokenization.train_tokenizer(_TEXTS[name].texts(), _TEXTS[name].whole)
 
 
-def main(name: Literal["frozen_lake"], /, directory: Path = SHIPPED) -> None:
+def main(name: Literal["frozen_lake", "alfworld"], /, directory: Path = SHIPPED) -> None:
     """Writes ``<directory>/<name>.json``."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer(name)

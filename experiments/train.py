@@ -132,10 +132,11 @@ def _begin(
     # Each seed has a stream of tasks of its own.
     iteration, next_task = 0, run.seed * 1_000_000
     # A resumed run needs the start again only as the loss's reference.
-    if run.warm_start.batches and (not resuming or run.loss.kl_coef):
+    warming = run.warm_start.batches > 0 and not run.init  # a model that is loaded knows how to reply
+    if warming and (not resuming or run.loss.kl_coef):
         losses = warm_start(learner, rollouts, next_task)
         CONSOLE.print(f"warm start on random valid replies: loss {losses[0]:.2f} -> {losses[-1]:.2f} nats a token")
-    next_task += run.warm_start.batches * run.rollout.tasks
+    next_task += warming * run.warm_start.batches * run.rollout.tasks
     if resuming:
         learner.state, meta = checkpoints.restore(learner.state)
         iteration, next_task = checkpoints.iterations()[-1], meta["next_task"]

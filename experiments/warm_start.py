@@ -13,7 +13,7 @@ from experiments.assembly import Learner, Rollouts
 from experiments.scripted import random_policy, scripted_act
 from hgpo_jax.config import OptimizerConfig
 from hgpo_jax.learner.supervised import make_supervised_update
-from hgpo_jax.learner.update import make_optimizer
+from hgpo_jax.learner.update import in_float32, make_optimizer
 from hgpo_jax.policy.transformer import abstract_params
 from hgpo_jax.sharding import state_shardings
 
@@ -36,7 +36,8 @@ def warm_start(learner: Learner, rollouts: Rollouts, first_task: int) -> list[fl
     shardings = None if mesh is None else state_shardings(abstract_params(config.model), optimizer, mesh)
     update = make_supervised_update(learner.logprob_fn, optimizer, shardings=shardings)
     params = jax.tree.map(lambda x: x.copy(), learner.state.params)
-    opt_state = jax.jit(optimizer.init, out_shardings=shardings and shardings.opt_state)(params)
+    init = jax.jit(lambda params: optimizer.init(in_float32(params)), out_shardings=shardings and shardings.opt_state)
+    opt_state = init(params)
     act = scripted_act(random_policy(config.env, config.seed), rollouts.tokenizer)
     losses: list[float] = []
     for i in range(settings.batches):

@@ -43,7 +43,7 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartConfig:
-    """Imitation of random valid replies before the first iteration; for models that start from random weights."""
+    """Imitation of random valid replies before the first iteration, where the model starts from random weights."""
 
     batches: int = 0  # of ``rollout.tasks`` x ``rollout.group_size`` random episodes; 0 turns it off
     learning_rate: float = 3e-3
@@ -108,13 +108,39 @@ class RunConfig:
                 raise ValueError(f"{name} is {value}, but has to be at least 0")
         if not self.tokenizer and not self.init:
             raise ValueError("tokenizer is empty: name one, or a Hugging Face model in init")
-        if self.warm_start.batches and self.model.lora_rank:
+        if self.warm_start.batches and self.model.lora_rank and not self.init:
             raise ValueError(
-                "warm_start trains all parameters, model.lora_rank only adapters: set warm_start.batches to 0 and "
-                "start from a trained model (init), or set model.lora_rank to 0"
+                "warm_start trains all parameters, model.lora_rank only adapters: start from a trained model (init), "
+                "or set model.lora_rank to 0"
             )
         if self.rollout.train_sampling.temperature <= 0:
             raise ValueError("rollout.train_sampling.temperature must be above 0: greedy replies give no gradient")
+
+
+@dataclasses.dataclass(frozen=True)
+class SFTConfig:
+    """Supervised fine-tuning: what is learned from whom. All else is the run's config, its optimizer included."""
+
+    expert: str = ""  # the environment's expert of this name; "" is its best
+    episodes: int = 512  # that it plays; those that it does not win are left out
+    # Share of the steps at which another reply than the expert's is carried out. They are not learned; how it goes on
+    # from there is. For an expert that looks, such as ALFWorld's "searcher", and not one that plays by heart.
+    slips: float = 0.0
+    epochs: int = 3  # passes over what is not held out
+    # At its highest; left out, 1e-5 for all parameters of a loaded model, 1e-4 for adapters, 1e-3 for random weights.
+    learning_rate: float | None = None
+    held_out: float = 0.05  # share of the won episodes on which the loss is only measured
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1:
+            raise ValueError(f"episodes is {self.episodes}, but has to be at least 1")
+        if self.epochs < 1:
+            raise ValueError(f"epochs is {self.epochs}, but has to be at least 1")
+        if self.learning_rate is not None and not self.learning_rate > 0:
+            raise ValueError(f"learning_rate is {self.learning_rate}, but has to be above 0")
+        for name, share in (("slips", self.slips), ("held_out", self.held_out)):
+            if not 0 <= share < 1:
+                raise ValueError(f"{name} is {share}, expected a share from 0 to below 1")
 
 
 def load_config(name: str) -> RunConfig:
@@ -127,6 +153,12 @@ def load_config(name: str) -> RunConfig:
     if name not in names:
         raise ValueError(f"no config named {name!r} in experiments/configs; there are: {', '.join(names)}")
     return importlib.import_module(f"{__name__}.{name}").CONFIG
+
+
+def load_sft_config(name: str) -> SFTConfig:
+    """``SFT`` of the same file, where it has one."""
+    load_config(name)
+    return getattr(importlib.import_module(f"{__name__}.{name}"), "SFT", SFTConfig())
 
 
 def config_to_json(config: RunConfig) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Protocol
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
-from hgpo_jax.policy.hf_config import end_tokens, is_hub_id, resolve_checkpoint
+from hgpo_jax.policy.hf_config import end_tokens, is_hub_id, read_json, resolve_checkpoint
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 _SHIPPED = Path(__file__).parent / "tokenizers"
@@ -144,6 +145,34 @@ class ChatTokenizer:
         self._tokenizer.save_pretrained(folder)
 
 
+class ByteTokenizer:
+    """The bytes of UTF-8 and an end token: stands in where no model reads the tokens, and loses nothing of a text."""
+
+    pad_id: int = 257
+    eos_ids: tuple[int, ...] = (256,)
+    vocab_size: int = 258
+
+    def encode(self, text: str) -> list[int]:
+        """The bytes of ``text``; nothing is added at either end."""
+        return list(text.encode())
+
+    def encode_prompt(self, text: str, system: str | None = None) -> list[int]:
+        """``encode``; a system message goes before the text."""
+        return self.encode(text if system is None else f"{system} {text}")
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ``ids``, end and padding left out; where a character was cut it has a replacement character."""
+        return bytes(i for i in map(int, ids) if i < self.eos_ids[0]).decode(errors="replace")
+
+    def save(self, folder: Path) -> None:
+        """No model has this vocabulary.
+
+        Raises:
+          ValueError: always.
+        """
+        raise ValueError(f"the byte tokenizer stands in where there is no model: nothing to save in {folder}")
+
+
 def _auto_tokenizer(folder: Path):
     # It warns that there is no PyTorch, which tokenizers do without, and takes seconds to import.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -158,19 +187,17 @@ def _auto_tokenizer(folder: Path):
 def load_tokenizer(path_or_name: str | Path) -> Tokenizer | ChatTokenizer:
     """Loads a Hugging Face model's (folder or hub id), a ``tokenizers`` JSON file, or a shipped one by its name.
 
+    A folder's is a `ChatTokenizer`, but a `Tokenizer` where it is word-level and has no chat template.
+
     Raises:
       ValueError: there is nothing of that name (the message lists the shipped names), or it does not load.
     """
     for path in (Path(path_or_name), _SHIPPED / f"{path_or_name}.json"):
         if path.is_file():
-            try:
-                return Tokenizer(tokenizers.Tokenizer.from_file(str(path)))
-            except ValueError:
-                raise
-            except Exception as error:  # the library raises no narrower one
-                raise ValueError(f"{path} is not a tokenizers JSON file: {error}") from error
+            return Tokenizer(_from_file(path))
     if Path(path_or_name).is_dir() or is_hub_id(path_or_name):
-        return ChatTokenizer(resolve_checkpoint(path_or_name))
+        folder = resolve_checkpoint(path_or_name)
+        return _word_level(folder) or ChatTokenizer(folder)
     shipped = ", ".join(sorted(path.stem for path in _SHIPPED.glob("*.json"))) or "none"
     raise ValueError(
         f"no tokenizer {str(path_or_name)!r}: not a file, no Hugging Face folder or id, and not one of the shipped "
@@ -178,24 +205,56 @@ def load_tokenizer(path_or_name: str | Path) -> Tokenizer | ChatTokenizer:
     )
 
 
-def train_tokenizer(texts: Iterable[str]) -> tokenizers.Tokenizer:
+def _from_file(path: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no narrower one
+        raise ValueError(f"{path} is not a tokenizers JSON file: {error}") from error
+
+
+def _word_level(folder: Path) -> Tokenizer | None:
+    """What `Tokenizer.save` has written into a model's folder; None for a tokenizer of another kind."""
+    path = folder / "tokenizer_config.json"
+    content = read_json(path) if path.is_file() else {}
+    if content.get("tokenizer_class") != "PreTrainedTokenizerFast" or "chat_template" in content:
+        return None
+    path = folder / "tokenizer.json"
+    if (folder / "chat_template.jinja").is_file() or not path.is_file():
+        return None
+    if read_json(path).get("model", {}).get("type") != "WordLevel":
+        return None
+    tokenizer = _from_file(path)
+    ends = (content.get("eos_token", EOS), *(tokenizer.id_to_token(i) or f"id {i}" for i in end_tokens(folder)))
+    return Tokenizer(tokenizer, content.get("pad_token", PAD), tuple(dict.fromkeys(ends)))
+
+
+def train_tokenizer(texts: Iterable[str], whole: Sequence[str] = ()) -> tokenizers.Tokenizer:
     """A word-level tokenizer of every word and punctuation mark in ``texts``, in lower case.
 
-    Ids 0, 1, 2 are ``<pad>``, ``<eos>``, ``<unk>``; the words follow by frequency, then alphabet, so that the
-    same texts in any order give the same file. Decoding joins with single spaces.
+    Ids 0, 1, 2 are ``<pad>``, ``<eos>``, ``<unk>``, then come those of ``whole``; the words follow by frequency, then
+    alphabet, so that the same texts in any order give the same file. Decoding joins with single spaces.
+
+    Args:
+      texts: all that will be spoken of.
+      whole: in lower case, what stays one token wherever it stands, such as tags, and is not left out in decoding.
 
     Raises:
       ValueError: ``texts`` holds no word.
     """
     normalizer = normalizers.Lowercase()
     splitter = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation()])
-    counts = Counter(word for text in texts for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
+    parts = (normalizer.normalize_str(text) for text in texts)
+    if whole:
+        between = re.compile("|".join(map(re.escape, whole)))
+        parts = (part for text in parts for part in between.split(text))
+    counts = Counter(word for part in parts for word, _ in splitter.pre_tokenize_str(part))
     if not counts:
         raise ValueError("texts holds no word to make a vocabulary of")
     words = sorted(counts, key=lambda word: (-counts[word], word))
-    vocabulary = {token: i for i, token in enumerate([PAD, EOS, UNK, *words])}
+    vocabulary = {token: i for i, token in enumerate([PAD, EOS, UNK, *whole, *words])}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = splitter
     tokenizer.add_special_tokens([PAD, EOS, UNK])
+    tokenizer.add_tokens(list(whole))
     return tokenizer

@@ -1,16 +1,47 @@
-"""The shipped tokenizers are what their maker makes."""
+"""The shipped tokenizers are what their makers make, and leave nothing of their environments unknown."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from envs.alfworld import protocol
+from envs.alfworld.environment import ALFWorld
+from envs.alfworld.protocol import format_reply, parse_reply
+from envs.alfworld.scenes import OBJECTS, RECEPTACLES
 from envs.frozen_lake import MOVES, VERBS, FrozenLakeText
 from experiments.make_tokenizer import SHIPPED, main, make_tokenizer
-from hgpo_jax.policy.tokenization import UNK, load_tokenizer
+from hgpo_jax.policy.tokenization import UNK, Tokenizer, load_tokenizer
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "alfworld"
+NAMES = st.sampled_from(sorted(name.lower() for name in (*OBJECTS, *RECEPTACLES)))
+COMMANDS = ("go to {}", "take {} from {}", "move {} to {}", "put {} in/on {}", "heat {} with {}", "open {}", "use {}")
 
 
-def test_the_shipped_file_is_what_the_maker_makes(tmp_path):
-    main("frozen_lake", directory=tmp_path)
-    assert (tmp_path / "frozen_lake.json").read_text() == (SHIPPED / "frozen_lake.json").read_text()
+def unknown_words(texts: list[str], tokenizer: Tokenizer) -> set[str]:
+    """The words of these texts that the tokenizer does not know."""
+    unknown = tokenizer.encode(UNK)[0]
+    words = {word for text in texts for word in text.split()}
+    return {word for word in words if unknown in tokenizer.encode(word)}
+
+
+@pytest.fixture(scope="module")
+def alfworld() -> Tokenizer:
+    tokenizer = load_tokenizer("alfworld")
+    assert isinstance(tokenizer, Tokenizer)
+    return tokenizer
+
+
+@pytest.mark.parametrize("name", ["frozen_lake", "alfworld"])
+def test_the_shipped_file_is_what_the_maker_makes(name: str, tmp_path: Path) -> None:
+    main(name, directory=tmp_path)  # pyright: ignore[reportArgumentType]
+    assert (tmp_path / f"{name}.json").read_text() == (SHIPPED / f"{name}.json").read_text()
 
 
 def test_frozen_lake_is_spoken_in_whole_known_words():
@@ -41,6 +72,70 @@ def test_every_command_survives_the_way_to_tokens_and_back():
             assert tokenizer.decode([*ids, tokenizer.eos_ids[0]]) == f"{verb} {move}"
 
 
+def played(split: str, task: int, rng: np.random.Generator, **options) -> Iterator[str]:
+    """All that is said on an expert's way through a game, and then on a walk by lot."""
+    env = ALFWorld(**options)
+    for walk in (ALFWorld.make_expert("searcher", task, split, **options), None):
+        observation, info = env.reset(options={"task": task, "split": split})
+        history: list[tuple[str, str]] = []
+        while not info["won"] and len(history) < 30:
+            yield env.format_prompt(observation, history[-3:], info)
+            reply = walk(observation, info) if walk else ALFWorld.random_reply(rng, info)
+            yield reply
+            seen = observation
+            observation, _, _, _, info = env.step(reply)
+            history.append((seen, info["action"]))
+        yield observation
+    yield env.step(format_reply("help"))[0]
+
+
+@pytest.mark.slow
+def test_nothing_of_alfworld_is_unknown(alfworld: Tokenizer) -> None:
+    """Two hundred generated games of all splits, types and scales, in every style of prompt."""
+    rng = np.random.default_rng(0)
+    styles = itertools.product((True, False), get_args(protocol.Actions), get_args(protocol.Wording))
+    drawn = zip(range(200), itertools.cycle(styles), itertools.cycle((0, 4, 5, 7, 12, 30, 60)), strict=False)
+    for task, (think, actions, prompt), receptacles in drawn:
+        options = {"receptacles": receptacles, "think": think, "actions": actions, "prompt": prompt}
+        texts = list(played(ALFWorld.splits[task % 3], task, rng, **options))
+        assert len(texts) > 10
+        assert not unknown_words(texts, alfworld), (task, options)
+
+
+def test_nothing_of_recorded_games_is_unknown(alfworld: Tokenizer) -> None:
+    games = [json.loads(line) for line in (GOLDEN / "games.jsonl").read_text().splitlines()]
+    texts = [command for game in games for command in game["walkthrough"]]
+    for shown in (shown for game in games for shown in (game["reset"], *game["steps"])):
+        texts += [shown["observation"], *shown["admissible_commands"]]
+    assert len(texts) > 1000
+    assert not unknown_words(texts, alfworld)
+
+
+def test_alfworlds_names_numbers_and_tags_are_one_token_each(alfworld: Tokenizer) -> None:
+    names = [name.lower() for name in (*OBJECTS, *RECEPTACLES, "HousePlant")]
+    for word in (*names, *map(str, range(51)), "<think>", "</think>", "<action>", "</action>", "in/on"):
+        (token,) = alfworld.encode(word)
+        assert alfworld.decode([token]) == word
+    assert alfworld.decode(alfworld.encode("On the desk 12, you see a mug 1.")) == "on the desk 12 , you see a mug 1 ."
+    assert alfworld.vocab_size < 400
+
+
+@given(
+    command=st.sampled_from(COMMANDS),
+    names=st.lists(NAMES, min_size=2, max_size=2),
+    numbers=st.lists(st.integers(0, 50), min_size=2, max_size=2),
+    thought=st.sampled_from(["", "You are here.", "The mug 1 is in/on the desk 2, so go to it."]),
+    think=st.booleans(),
+)
+def test_a_reply_means_the_same_after_tokens_and_back(
+    alfworld: Tokenizer, command: str, names: list[str], numbers: list[int], thought: str, think: bool
+) -> None:
+    things = [f"{name} {number}" for name, number in zip(names, numbers, strict=True)]
+    reply = format_reply(command.format(*things), think).replace("<think>", f"<think>{thought}")
+    again = alfworld.decode([*alfworld.encode(reply), alfworld.eos_ids[0]])
+    assert parse_reply(again, think) == parse_reply(reply, think) == (command.format(*things), True)
+
+
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match=r"no texts for 'chess', choose from \['frozen_lake'\]"):
+    with pytest.raises(ValueError, match=r"no texts for 'chess', choose from \['alfworld', 'frozen_lake'\]"):
         make_tokenizer("chess")

@@ -8,41 +8,38 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from hgpo_jax import adapters
 from hgpo_jax.config import LearnerConfig
-from hgpo_jax.learner.packing import pack_steps
-from hgpo_jax.learner.supervised import make_supervised_update
-from hgpo_jax.types import StepBatch, StepSignals
+from hgpo_jax.learner.packing import unpack_tokens
+from hgpo_jax.learner.supervised import imitation_metrics, make_supervised_update, minibatches, pack_replies
+from hgpo_jax.types import StepBatch
 
 VOCAB = 5
 
 
 def logprob_fn(
-    params: jax.Array, tokens_BT: jax.Array, positions_BT: jax.Array, *_: jax.Array
+    params: Any, tokens_BT: jax.Array, positions_BT: jax.Array, *_: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """One distribution [V] for every token: its likelihood is a count."""
-    logprob_BT = jnp.where(positions_BT > 0, jax.nn.log_softmax(params)[tokens_BT], 0.0)
+    logits = sum(jnp.asarray(leaf, jnp.float32) for leaf in jax.tree.leaves(params))
+    logprob_BT = jnp.where(positions_BT > 0, jax.nn.log_softmax(logits)[tokens_BT], 0.0)
     return logprob_BT, jnp.zeros_like(logprob_BT)
 
 
 def pack(responses: list[list[int]], rows_per_device: int | None = None) -> StepBatch:
-    n = len(responses)
-    zeros = np.zeros(n, np.float32)
-    ids = np.arange(n, dtype=np.int32)
-    signals = StepSignals(zeros, zeros, ids, ids, np.ones(n, bool), np.full((1, n), -1, np.int32))
     config = LearnerConfig(minibatch_steps=4, row_length=16, rows_per_device=rows_per_device)
     replies = [np.array(r, np.int32) for r in responses]
-    behaviour = [np.zeros(len(r), np.float32) for r in responses]
-    return pack_steps([np.array([3, 4], np.int32)] * n, replies, behaviour, signals, config=config, seed=0)
+    return pack_replies([np.array([3, 4], np.int32)] * len(replies), replies, config=config, seed=0)
 
 
 def run(batch: StepBatch) -> tuple[Any, float]:
     optimizer = optax.sgd(0.5)
     update = make_supervised_update(logprob_fn, optimizer)
-    params = jnp.zeros(VOCAB)
+    params = {"logits": jnp.zeros(VOCAB)}
     params, _, loss = update(params, optimizer.init(params), batch)
-    chex.assert_shape(params, (VOCAB,))
+    chex.assert_shape(params["logits"], (VOCAB,))
     chex.assert_shape(loss, ())
-    return params, float(loss)
+    return params["logits"], float(loss)
 
 
 def test_one_step_by_hand() -> None:
@@ -66,7 +63,7 @@ def test_loss_falls_and_padding_minibatches_take_no_step() -> None:
     batch = pack([[1, 2]] * 18)  # five mini-batches, padded to a bucket
     optimizer = optax.adam(0.1)
     update = make_supervised_update(logprob_fn, optimizer)
-    params = jnp.zeros(VOCAB)
+    params = {"logits": jnp.zeros(VOCAB)}
     opt_state = optimizer.init(params)
     losses = []
     for _ in range(5):
@@ -74,3 +71,69 @@ def test_loss_falls_and_padding_minibatches_take_no_step() -> None:
         losses.append(float(loss))
     assert losses == sorted(losses, reverse=True)
     assert int(optax.tree.get(opt_state, "count")) == 5 * 5
+
+
+def test_one_minibatch_at_a_time_is_the_same_training() -> None:
+    batch = pack([[1, 2, i % VOCAB] for i in range(18)])  # five mini-batches, padded to eight
+    optimizer = optax.adam(0.1)
+    update = make_supervised_update(logprob_fn, optimizer)
+
+    def start() -> tuple[Any, Any]:
+        params = {"logits": jnp.zeros(VOCAB)}
+        return params, optimizer.init(params)
+
+    together, _, loss = update(*start(), batch)
+    (params, opt_state), losses = start(), []
+    for one in minibatches(batch):
+        assert one.tokens.shape == (1, *batch.tokens.shape[1:])
+        params, opt_state, part = update(params, opt_state, one)
+        losses.append(float(part))
+    assert len(losses) == 5
+    np.testing.assert_allclose(params["logits"], together["logits"], rtol=1e-5)
+    np.testing.assert_allclose(np.mean(losses), loss, rtol=1e-6)
+
+
+def test_adapters_learn_and_the_rest_stays() -> None:
+    """The optimizer's state is float32 whatever the parameters are."""
+    base = jnp.arange(VOCAB, dtype=jnp.bfloat16)
+    params = {"map": {"kernel": base, "lora_a": jnp.zeros(VOCAB, jnp.bfloat16), "lora_b": jnp.zeros(VOCAB)}}
+    optimizer = optax.adam(0.1)
+    opt_state = optimizer.init(jax.tree.map(lambda x: x.astype(jnp.float32), adapters.split(params)[0]))
+    update = make_supervised_update(logprob_fn, optimizer)
+    params, opt_state, _ = update(params, opt_state, pack([[1, 1, 2]]))
+    np.testing.assert_array_equal(params["map"]["kernel"], np.arange(VOCAB))
+    # Adam's first step is the rate against the gradient's sign: up where the frequency exceeds the probability.
+    for name, dtype in (("lora_a", jnp.bfloat16), ("lora_b", jnp.float32)):
+        assert params["map"][name].dtype == dtype
+        np.testing.assert_allclose(params["map"][name], [-0.1, 0.1, 0.1, -0.1, -0.1], rtol=1e-2)
+    assert {leaf.dtype for leaf in jax.tree.leaves(opt_state)} == {jnp.dtype("float32"), jnp.dtype("int32")}
+
+
+def test_a_gradient_that_is_not_finite_shows_in_the_loss() -> None:
+    """sqrt(x) at 0 is finite, its slope is not."""
+
+    def at_the_edge(params: Any, tokens_BT: jax.Array, *_: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logprob_BT = jnp.zeros(tokens_BT.shape) + jnp.sqrt(params["x"])
+        return logprob_BT, logprob_BT
+
+    optimizer, params = optax.sgd(0.5), {"x": jnp.zeros(())}
+    update = make_supervised_update(at_the_edge, optimizer)
+    *_, loss = update(params, optimizer.init(params), pack([[1, 2]]))
+    assert np.isnan(loss)
+
+
+def test_imitation_metrics_by_hand() -> None:
+    """Of two replies the first is predicted whole, of the second the first token alone."""
+    loss = [np.log([0.5, 0.25]), np.log([0.5, 0.125])]
+    cold = [np.log([0.99, 0.6]), np.log([0.9, 0.1])]
+    metrics = imitation_metrics(loss, cold)
+    assert metrics["token_accuracy"] == 0.75
+    assert metrics["reply_accuracy"] == 0.5
+    np.testing.assert_allclose(metrics["loss"], np.log(2) * (1 + 2 + 1 + 3) / 4)
+
+
+def test_packed_replies_come_back_in_order() -> None:
+    replies = [[1, 2], [0], [3, 3, 1], [2, 0], [4]]
+    batch = pack(replies)
+    assert [tokens.tolist() for tokens in unpack_tokens(batch.tokens, batch)] == replies
+    assert not batch.old_logprob.any()

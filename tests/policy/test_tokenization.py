@@ -142,3 +142,41 @@ def test_a_hub_id_is_fetched(monkeypatch):
     assert load_tokenizer("Qwen/Qwen2.5-0.5B-Instruct").eos_ids == (2, 0)
     for name in ("a/b/c", "/a", "./a", "~/a", "a/", "a"):
         assert not is_hub_id(name)
+
+
+def test_whole_tokens_stay_one_and_survive_decoding():
+    """Their ids follow the special ones'; inside them nothing is split, around them everything is."""
+    raw = train_tokenizer(["<act> put cup in/on bed </act>", "in a cup on 12."], ["<act>", "</act>", "in/on"])
+    order = ["<pad>", "<eos>", "<unk>", "<act>", "</act>", "in/on", "cup", ".", "12", "a", "bed", "in", "on", "put"]
+    assert raw.get_vocab() == {token: i for i, token in enumerate(order)}
+    tokenizer = Tokenizer(raw)
+    ids = tokenizer.encode("<ACT>Put cup 12 in/on bed.</act>")
+    assert ids == [order.index(w) for w in ("<act>", "put", "cup", "12", "in/on", "bed", ".", "</act>")]
+    assert tokenizer.decode([*ids, 1]) == "<act> put cup 12 in/on bed . </act>"
+    assert tokenizer.encode("put in 1 / 2") == [order.index(w) for w in ("put", "in", "<unk>", "<unk>", "<unk>")]
+
+
+def test_a_folder_of_our_own_kind_loads_without_a_chat_template(tmp_path):
+    raw = train_tokenizer(TEXTS, ["<act>"])
+    saved = Tokenizer(raw)
+    saved.save(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert isinstance(loaded, Tokenizer)
+    text = "<act> go up. you see ice"
+    assert loaded.encode_prompt(text) == saved.encode_prompt(text)
+    assert loaded.decode(loaded.encode(text)) == saved.decode(saved.encode(text))
+    assert (loaded.pad_id, loaded.eos_ids, loaded.vocab_size) == (saved.pad_id, saved.eos_ids, saved.vocab_size)
+    # As the export writes them: all that end a reply.
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 5]}')
+    assert load_tokenizer(tmp_path).eos_ids == (1, 5)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 99}')
+    with pytest.raises(ValueError, match=r"lacks \['id 99'\]"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_word_level_folder_with_a_chat_template_is_a_chat_tokenizer(tmp_path):
+    Tokenizer(train_tokenizer(TEXTS)).save(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}you see {{ m.content }}{% endfor %}")
+    loaded = load_tokenizer(tmp_path)
+    assert not isinstance(loaded, Tokenizer)
+    assert loaded.encode_prompt("ice") == loaded.encode("you see ice")

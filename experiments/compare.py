@@ -1,0 +1,192 @@
+"""Compare estimators from one warm start: every estimator and seed a run of its own, then a table and a picture.
+
+    python -m experiments.compare alfworld_tiny --estimators hgpo gigpo grpo --seeds 3
+    python -m experiments.compare alfworld_tiny --estimators hgpo --seeds 1 --iterations 40
+
+First the policy learns from the expert (experiments.sft, with the settings of the config), unless ``--init`` names
+a model; then each run goes on from there. The folder holds warm_start/, a run's folder <estimator>-seed<seed>/ each,
+comparison.json and comparison.png. The same command goes on where it was interrupted: runs that are finished are
+skipped, one that was cut short resumes from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import matplotlib
+import numpy as np
+import tyro
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from experiments.assembly import resolve
+from experiments.configs import (
+    EstimatorName,
+    RunConfig,
+    SFTConfig,
+    changed_fields,
+    config_from_json,
+    load_config,
+    load_sft_config,
+)
+from experiments.console import CONSOLE, run_command
+from experiments.records import Records, replace_text
+from experiments.sft import SFTCommand, sft
+from experiments.train import TrainCommand, train
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareCommand:
+    """The command line: what to run, how often, and where."""
+
+    run: Annotated[RunConfig, tyro.conf.arg(name="")]
+    sft: SFTConfig = SFTConfig()
+    estimators: tuple[EstimatorName, ...] = ("hgpo", "gigpo", "grpo")
+    seeds: int = 3  # runs of each estimator, with the seeds 0, 1, ..
+    directory: Path | None = None  # runs/compare-<env> when left out
+
+
+def compare(command: CompareCommand) -> dict[str, dict[str, list[float]]]:
+    """Runs what is not done yet; returns success before and after, of each run of each estimator.
+
+    Raises:
+      ValueError: fewer than one seed or estimator, or a run in the folder had other settings.
+    """
+    if command.seeds < 1 or not command.estimators:
+        raise ValueError(f"nothing to compare: {len(command.estimators)} estimators, {command.seeds} seeds")
+    where = command.directory or Path("runs") / f"compare-{command.run.env.split('/')[-1].split('-')[0]}"
+    base = command.run
+    if not base.init:
+        base = dataclasses.replace(base, init=str(_warm_start(command, where / "warm_start")))
+    # Seed by seed, so that what is there when time runs out compares all estimators.
+    for seed in range(command.seeds):
+        for estimator in dict.fromkeys(command.estimators):
+            run = dataclasses.replace(base, estimator=estimator, seed=seed)
+            if not _finish_run(run, where / f"{estimator}-seed{seed}"):
+                CONSOLE.print("Stopped: the same command goes on from here.")
+                return _report(command, where)
+    return _report(command, where)
+
+
+def _warm_start(command: CompareCommand, where: Path) -> Path:
+    """The model that all runs start from, made if it is not there."""
+    if not (where / "model" / "config.json").exists():
+        resume = where if (where / "config.json").exists() else None
+        sft(SFTCommand(command.run, command.sft, directory=where, resume=resume))
+        if not (where / "model" / "config.json").exists():
+            sys.exit(0)  # stopped by the user, who has been told how to go on
+    return where / "model"
+
+
+def _finish_run(run: RunConfig, where: Path) -> bool:
+    """Trains what is left of a run; False if it was stopped before its end."""
+    resume = any((where / "checkpoints").glob("[0-9]*"))
+    if resume:
+        changes = changed_fields(config_from_json(where / "config.json"), resolve(run))
+        if changes:
+            told = ", ".join(f"{name} = {old}, not {new}" for name, (old, new) in changes.items())
+            raise ValueError(f"{where} was run with {told}: choose another --directory, or the settings it had")
+        if _finished(where, run):
+            CONSOLE.print(f"{where}: finished before", highlight=False)
+            return True
+    CONSOLE.rule(f"{run.estimator}, seed {run.seed}")
+    train(TrainCommand(run, directory=where, resume=where if resume else None))
+    return _finished(where, run)
+
+
+def _finished(where: Path, run: RunConfig) -> bool:
+    """Whether the last iteration is recorded and saved, in this order."""
+    rows = _rows(where)
+    saved = (where / "checkpoints" / str(run.iterations)).exists()
+    return bool(rows) and rows[-1]["iteration"] >= run.iterations and saved
+
+
+def _rows(where: Path) -> list[dict[str, Any]]:
+    return Records(where, writes=False).read()
+
+
+def _report(command: CompareCommand, where: Path) -> dict[str, dict[str, list[float]]]:
+    """Table, JSON and picture of the runs that are finished."""
+    curves: dict[str, list[list[dict[str, Any]]]] = {}
+    for estimator in dict.fromkeys(command.estimators):
+        folders = [where / f"{estimator}-seed{seed}" for seed in range(command.seeds)]
+        rows = [_rows(folder) for folder in folders]
+        curves[estimator] = [
+            [row for row in run if "eval/success" in row]
+            for run in rows
+            if run and run[-1]["iteration"] >= command.run.iterations
+        ]
+    figures = {
+        estimator: {
+            "before": [run[0]["eval/success"] for run in runs],
+            "after": [run[-1]["eval/success"] for run in runs],
+        }
+        for estimator, runs in curves.items()
+    }
+    panel = next((run[0]["eval/panel"] for runs in curves.values() for run in runs), "-")
+    replace_text(where / "comparison.json", json.dumps({"panel": panel, "success": figures}, indent=2))
+    CONSOLE.print(_table(figures, panel, command.run.iterations))
+    if any(curves.values()):
+        _draw(curves, f"{command.run.env}, panel {panel}", where / "comparison.png")
+        CONSOLE.print(f"Figure: {where / 'comparison.png'}", soft_wrap=True)
+    return figures
+
+
+def _table(figures: dict[str, dict[str, list[float]]], panel: str, iterations: int) -> Table:
+    """Success in per cent, mean and standard deviation over seeds."""
+    table = Table(title=f"success on {panel}, per cent, {iterations} iterations")
+    for column in ("estimator", "runs", "before", "after", "gain"):
+        table.add_column(column, justify="left" if column == "estimator" else "right")
+    for estimator, success in figures.items():
+        before, after = 100 * np.array(success["before"]), 100 * np.array(success["after"])
+        cells = [_mean_and_std(values) for values in (before, after, after - before)]
+        table.add_row(estimator, str(len(after)), *cells)
+    return table
+
+
+def _mean_and_std(values: np.ndarray) -> str:
+    return f"{values.mean():.1f} ± {values.std():.1f}" if len(values) else "-"
+
+
+def _draw(curves: dict[str, list[list[dict[str, Any]]]], title: str, path: Path) -> None:
+    """Held-out success over iterations: each run thin, the mean of an estimator thick."""
+    matplotlib.use("Agg")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for number, (estimator, runs) in enumerate(curves.items()):
+        colour = f"C{number}"
+        for run in runs:
+            axes.plot(*_points(run), color=colour, alpha=0.3, linewidth=1)
+        if runs:
+            iterations = _points(runs[0])[0]
+            mean = np.mean([_points(run)[1] for run in runs], axis=0)
+            axes.plot(iterations, mean, color=colour, linewidth=2, label=f"{estimator} ({len(runs)})")
+    axes.set(xlabel="iteration", ylabel="success", ylim=(0, 1.02), title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="best")
+    figure.savefig(path, dpi=150)
+
+
+def _points(run: Sequence[dict[str, Any]]) -> tuple[list[int], list[float]]:
+    return [row["iteration"] for row in run], [row["eval/success"] for row in run]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line: an optional config name, then overrides."""
+    args = list(sys.argv[1:] if argv is None else argv)
+
+    def command() -> None:
+        name = args.pop(0) if args and not args[0].startswith("-") else "alfworld_tiny"
+        default = CompareCommand(load_config(name), load_sft_config(name))
+        compare(tyro.cli(CompareCommand, args=args, default=default, description=__doc__))
+
+    run_command(command, [], None)
+
+
+if __name__ == "__main__":
+    main()
