@@ -71,7 +71,8 @@ def test_readme_snippet_runs() -> None:
 
 def test_readme_file_map_holds() -> None:
     readme = (ROOT / "README.md").read_text()
-    for package in ("hgpo_jax/estimators", "hgpo_jax/policy", "hgpo_jax/rollout", "hgpo_jax/learner", "envs"):
+    packages = [f"hgpo_jax/{name}" for name in ("estimators", "policy", "rollout", "learner")]
+    for package in [*packages, "envs", "envs/alfworld", "experiments"]:
         for path in (ROOT / package).glob("[a-z]*.py"):
             assert f"`{path.stem}`" in readme, f"{path} is missing from README's file map"
 

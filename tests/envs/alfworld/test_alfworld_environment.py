@@ -1,5 +1,7 @@
 """ALFWorld as a text environment: protocol, splits, panels, the original's folder, whole episodes."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -10,7 +12,7 @@ from envs.alfworld.protocol import PromptStyle
 from envs.core import environment_class, make_panel, make_vector
 
 ENV = "hgpo/ALFWorld-v0"
-TINY = {"receptacles": 5}
+TINY: dict[str, Any] = {"receptacles": 5}
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +110,7 @@ def test_generated_panels_hold_different_games_and_every_type():
 
 
 def test_the_originals_folder(folder, monkeypatch):
-    options = {"data": str(folder)}
+    options: dict[str, Any] = {"data": str(folder)}
     assert "the original games in" in ALFWorld.about(**options)
     assert ALFWorld.about(**options).endswith("(7 train, 3 seen, 4 unseen)")
     everything = make_panel(ENV, "unseen", 0, 0, **options)
