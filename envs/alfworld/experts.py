@@ -213,7 +213,8 @@ class SearchingExpert:
                 self.contents[self.here] = _NAME.findall(observation.partition("you see")[2])
         elif verb == "take":
             self.holding = names[0]
-            self._inside(names[1]).remove(names[0])
+            if names[0] in self._inside(names[1]):  # others may take from where it has not looked
+                self._inside(names[1]).remove(names[0])
         elif verb in ("move", "put"):
             self.holding = ""
             self._inside(names[1]).append(names[0])
@@ -222,7 +223,9 @@ class SearchingExpert:
             self.treated.add((verb, names[0]))
 
     def _inside(self, place: str) -> list[str]:
-        return self.contents[place] or []
+        """What is known to be in a receptacle; of one not looked into, a list that nobody keeps."""
+        things = self.contents[place]
+        return [] if things is None else things
 
     def _wishes(self, task: Task) -> Iterator[str]:
         """What it would like to do, most wanted first; the last can always be done."""

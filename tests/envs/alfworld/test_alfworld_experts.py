@@ -291,3 +291,19 @@ def test_the_search_goes_on_from_wherever_others_led():
                 break
         assert engine.won, engine.game.name
     assert max(steps) > 20, "others led astray"
+
+
+def test_what_others_put_down_in_an_empty_place_is_found_there():
+    """The apple wanders from the fridge to the empty counter by another's hand."""
+    engine, expert = Engine(heat_an_apple()), SearchingExpert()
+    done = ""
+    others = ["go to countertop 1", "go to fridge 1", "open fridge 1", "take apple 1 from fridge 1"]
+    for command in [*others, "go to countertop 1", "move apple 1 to countertop 1", "take apple 1 from countertop 1"]:
+        expert.act(engine.observation, engine.admissible_commands, done)
+        assert command in engine.admissible_commands
+        engine.step(command)
+        if command.startswith("take apple 1 from countertop"):
+            assert (expert.contents["countertop 1"], expert.holding) == (["apple 1"], "")
+        done = command
+    expert.act(engine.observation, engine.admissible_commands, done)
+    assert (expert.contents["countertop 1"], expert.holding) == ([], "apple 1")
