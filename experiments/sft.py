@@ -109,6 +109,9 @@ def _tell_changes(where: Path, run: RunConfig, sft: SFTConfig) -> None:
 
 def _train(run: RunConfig, sft: SFTConfig, where: Path, stopped: Callable[[], bool]) -> bool:
     """Plays, trains, evaluates; True if nothing is left to do."""
+    if sft.minibatch_steps is not None:
+        learner = dataclasses.replace(run.learner, minibatch_steps=sft.minibatch_steps)
+        run = dataclasses.replace(run, learner=learner)
     # The expert plays each task once, and evaluation does not mind.
     alone = dataclasses.replace(run.rollout, tasks=run.rollout.tasks * run.rollout.group_size, group_size=1)
     rollouts = Rollouts(dataclasses.replace(run, rollout=alone))

@@ -129,6 +129,7 @@ class SFTConfig:
     epochs: int = 3  # passes over what is not held out
     # At its highest; left out, 1e-5 for all parameters of a loaded model, 1e-4 for adapters, 1e-3 for random weights.
     learning_rate: float | None = None
+    minibatch_steps: int | None = None  # steps to an optimizer step; the run's learner.minibatch_steps unless given
     held_out: float = 0.05  # share of the won episodes on which the loss is only measured
 
     def __post_init__(self) -> None:
@@ -136,6 +137,8 @@ class SFTConfig:
             raise ValueError(f"episodes is {self.episodes}, but has to be at least 1")
         if self.epochs < 1:
             raise ValueError(f"epochs is {self.epochs}, but has to be at least 1")
+        if self.minibatch_steps is not None and self.minibatch_steps < 1:
+            raise ValueError(f"minibatch_steps is {self.minibatch_steps}, but has to be at least 1")
         if self.learning_rate is not None and not self.learning_rate > 0:
             raise ValueError(f"learning_rate is {self.learning_rate}, but has to be above 0")
         for name, share in (("slips", self.slips), ("held_out", self.held_out)):

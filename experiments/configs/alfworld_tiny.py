@@ -16,7 +16,7 @@ from hgpo_jax.config import (
     SamplingConfig,
 )
 
-SFT = SFTConfig(expert="searcher", episodes=768, epochs=5, slips=0.2, learning_rate=3e-3)
+SFT = SFTConfig(expert="searcher", episodes=4096, epochs=1, slips=0.2, learning_rate=2e-3, minibatch_steps=32)
 
 CONFIG = RunConfig(
     env="hgpo/ALFWorld-v0",

@@ -163,7 +163,7 @@ def test_adapters_of_a_loaded_model_learn(tmp_path: Path) -> None:
     """The exported model has the base's shape and other weights than it; its tokenizer is the base's."""
     args = ["--init", str(QWEN), "--tokenizer", "", "--model.lora-rank", "2", "--warm-start.batches", "0"]
     sizes = ["--rollout.max-prompt-length", "192", "--rollout.max-response-length", "16", "--learner.row-length", "208"]
-    fewer = ["--rollout.history-length", "0", "--episodes", "8", "--epochs", "1", "--learner.minibatch-steps", "4"]
+    fewer = ["--rollout.history-length", "0", "--episodes", "8", "--epochs", "1", "--minibatch-steps", "4"]
     sft.main([*ARGS, *args, *sizes, *fewer, "--directory", str(tmp_path)])
     losses = [row["train/loss"] for row in rows(tmp_path)[1:]]
     assert losses[-1] < 0.9 * losses[0]
@@ -179,6 +179,7 @@ def test_adapters_of_a_loaded_model_learn(tmp_path: Path) -> None:
         (["--episodes", "0"], "episodes is 0, but has to be at least 1"),
         (["--episodes", "500001"], "episodes is 500001, expected 500000 at most"),
         (["--slips", "1"], "slips is 1.0, expected a share from 0 to below 1"),
+        (["--minibatch-steps", "0"], "minibatch_steps is 0, but has to be at least 1"),
         (["--epochs", "0"], "epochs is 0, but has to be at least 1"),
         (["--held-out", "1"], "held_out is 1.0, expected a share from 0 to below 1"),
         (["--learning-rate", "-1"], "learning_rate is -1.0, but has to be above 0"),
