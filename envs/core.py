@@ -33,7 +33,7 @@ class StepInfo(TypedDict):
     """The ``info`` of ``reset`` and ``step``."""
 
     anchor_state: Any  # key of the current observation: str, bytes, number, tuple, or array compared by value
-    action_valid: bool  # False: the reply held no legal action and nothing happened; True after a reset
+    action_valid: bool  # whether the reply has the form that the environment asks for, as it says; True after a reset
     action: str  # the action as the memory shows it; "" after a reset
     won: bool  # the task is finished successfully
 
@@ -172,19 +172,25 @@ def environment_class(env_id: str, **kwargs: Any) -> type[TextEnv]:
 
     Args:
         env_id: a gymnasium id, such as "hgpo/FrozenLakeText-v0".
-        **kwargs: the environment's own options, of which only the names are checked.
+        **kwargs: the environment's own options, of which names and types are checked.
 
     Raises:
-        ValueError: if gymnasium knows no such id, or the environment no such option.
+        ValueError: if gymnasium knows no such id, or the environment no such option of this type.
     """
     try:
         entry_point = gymnasium.spec(env_id).entry_point
     except gymnasium.error.Error as error:
         raise ValueError(f"{error}; the text environments here are {', '.join(ENTRY_POINTS)}") from error
     env = cast(type[TextEnv], load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point)
-    known = [name for name in inspect.signature(env).parameters if name != "render_mode"]
+    parameters = inspect.signature(env).parameters
+    known = [name for name in parameters if name != "render_mode"]
     if unknown := [name for name in kwargs if name not in known]:
         raise ValueError(f"{env_id} has no option {', '.join(unknown)}; there are: {', '.join(known)}")
+    for name, value in kwargs.items():
+        kind = type(parameters[name].default)  # each option has a default of its own type
+        if name in known and type(value) is not kind:  # from a command line "no" is text, which would count as True
+            example = "True or False" if kind is bool else {int: "a whole number", str: "text"}[kind]
+            raise ValueError(f"{env_id}: the option {name} is {value!r}, expected {example}")
     return env
 
 

@@ -13,6 +13,7 @@ import pydantic
 from experiments.journal import Answer
 
 LONGEST_ANSWER = 50_000  # characters; what is longer is no reply
+MOST_TOKENS = 2**31  # a larger count is nonsense
 
 # Why an answer is bad; the first three may turn out better when asked for again.
 NO_COMPLETION, NO_CHOICE, NO_TEXT = "not a chat completion", "no choice in it", "no text"
@@ -42,8 +43,7 @@ def read_answer(body: bytes) -> Answer:
     except pydantic.ValidationError:
         return Answer("", bad=NO_COMPLETION)
     counts = completion.usage if isinstance(completion.usage, dict) else {}
-    tokens = [counts.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    prompt_tokens, completion_tokens = (count if isinstance(count, int) else 0 for count in tokens)
+    prompt_tokens, completion_tokens = (_count(counts.get(name)) for name in ("prompt_tokens", "completion_tokens"))
 
     def answer(text: str = "", bad: str = "", cut: bool = False) -> Answer:
         return Answer(text, cut, bad, prompt_tokens, completion_tokens)
@@ -57,6 +57,10 @@ def read_answer(body: bytes) -> Answer:
     if not text:
         return answer(bad=ONLY_THOUGHT if cut else NO_TEXT, cut=cut)
     return answer(bad=TOO_LONG) if len(text) > LONGEST_ANSWER else answer(text, cut=cut)
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else 0
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -46,8 +46,8 @@ class CompareCommand:
 
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
     sft: SFTConfig = SFTConfig()
-    estimators: tuple[EstimatorName, ...] = ("hgpo", "gigpo", "grpo")
-    seeds: int = 3  # runs of each estimator, with the seeds 0, 1, ..
+    estimators: tuple[EstimatorName, ...] = ("hgpo", "gigpo", "grpo")  # in place of --estimator
+    seeds: int = 3  # runs of each estimator, with the seeds 0, 1, .. in place of --seed
     directory: Path | None = None  # runs/compare-<env> when left out
 
 
@@ -88,6 +88,9 @@ def _finish_run(run: RunConfig, where: Path) -> bool:
     resume = any((where / "checkpoints").glob("[0-9]*"))
     if resume:
         changes = changed_fields(config_from_json(where / "config.json"), resolve(run))
+        before, after = changes.get("iterations", (0, 0))
+        if after > before:
+            del changes["iterations"]  # it goes on
         if changes:
             told = ", ".join(f"{name} = {old}, not {new}" for name, (old, new) in changes.items())
             raise ValueError(f"{where} was run with {told}: choose another --directory, or the settings it had")
@@ -119,7 +122,7 @@ def _report(command: CompareCommand, where: Path) -> dict[str, dict[str, list[fl
         curves[estimator] = [
             [row for row in run if "eval/success" in row]
             for run in rows
-            if run and run[-1]["iteration"] >= command.run.iterations
+            if run and run[-1]["iteration"] >= command.run.iterations and "eval/success" in run[-1]
         ]
     figures = {
         estimator: {

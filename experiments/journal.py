@@ -51,7 +51,8 @@ class Journal:
         if whole:
             self._read(whole, settings)
         self._file = path.open("ab")
-        self._file.truncate(sum(map(len, whole)))
+        if len(whole) < len(lines):  # else another process may have written since
+            self._file.truncate(sum(map(len, whole)))
         if not whole:
             self._write({"settings": dict(settings)})
 

@@ -90,11 +90,13 @@ def config_of(name: str, config: str | None, settings: Settings) -> RunConfig:
       settings: in place of what the config says.
 
     Raises:
-      ValueError: no such config, a run with another, or an environment or option that there is not.
+      ValueError: no such config, a run with another, a model with none, or an environment or option that there is not.
     """
     is_run = _is_run(Path(name))
     if is_run and config is not None:
         raise ValueError(f"{name} is a run, which has its own config: leave out --config, override single settings")
+    if _is_model(Path(name)) and config is None and settings.env is None:
+        raise ValueError(f"{name} is a model, which has no environment of its own: name a config with --config")
     base = config_from_json(Path(name) / "config.json") if is_run else load_config(config or DEFAULT_CONFIG)
     base = settings.apply(base)
     environment_class(base.env, **base.env_settings)

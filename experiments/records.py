@@ -53,9 +53,25 @@ class Records:
         return row
 
     def read(self) -> list[dict[str, Any]]:
-        """The rows so far; a last line cut short by a kill is left out."""
-        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        """The rows so far; a last line cut short by a kill is left out.
+
+        Raises:
+          ValueError: a line is no row; the message names it.
+        """
+        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+        return [self._row(number, line) for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
+
+    def _row(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or not isinstance(row.get("iteration"), int):
+            raise ValueError(
+                f"{self.path}, line {number} does not hold an iteration's metrics: restore the file, or start the run "
+                "again in another folder"
+            )
+        return row
 
     def close(self) -> None:
         """Flushes everything."""

@@ -19,6 +19,7 @@ from hgpo_jax.estimators import grouping_for, make_estimator
 from hgpo_jax.types import Trajectories
 
 NO_GROUP = 0  # the size at a level that needs more history than the step has
+_ANY_CASE = re.IGNORECASE | re.ASCII  # without the latter "i" is also found in a Turkish "İ"
 
 
 def annotate(config: RunConfig, batch: Trajectories, episodes: Sequence[Episode]) -> list[Episode]:
@@ -89,7 +90,7 @@ def reply_parts(reply: str) -> Iterator[tuple[str, str]]:
 
     The action stands between the first ``<action>`` and the first ``</action>``, as the environments read it.
     """
-    start, end = (re.search(tag, reply, re.IGNORECASE) for tag in ("<action>", "</action>"))
+    start, end = (re.search(tag, reply, _ANY_CASE) for tag in ("<action>", "</action>"))
     if start and end and start.end() <= end.start():
         yield from _thoughts(reply[: start.start()])
         yield "action", reply[start.end() : end.start()].strip()
@@ -99,7 +100,7 @@ def reply_parts(reply: str) -> Iterator[tuple[str, str]]:
 
 
 def _thoughts(text: str) -> Iterator[tuple[str, str]]:
-    for i, part in enumerate(re.split("<think>(.*?)</think>", text, flags=re.IGNORECASE | re.DOTALL)):
+    for i, part in enumerate(re.split("<think>(.*?)</think>", text, flags=_ANY_CASE | re.DOTALL)):
         if part.strip():
             yield "thought" if i % 2 else "text", part.strip()
 

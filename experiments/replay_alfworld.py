@@ -31,7 +31,7 @@ def replay(path: Path) -> Report:
     """
     report = Report()
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines would cut texts at rarer line ends
     except (OSError, UnicodeDecodeError) as error:
         report.problems.append(f"can't read {path}: {error}")
         return report

@@ -89,7 +89,12 @@ def _begin(run: RunConfig, sft: SFTConfig, where: Path, resuming: bool) -> None:
         _tell_changes(where, run, sft)
     elif any((where / name).exists() for name in ("expert.npz", "checkpoints")):
         raise ValueError(f"{where} already holds a run: go on with --resume {where}, or choose another --directory")
-    where.mkdir(parents=True, exist_ok=True)
+    else:
+        where.mkdir(parents=True, exist_ok=True)
+        _write_settings(run, sft, where)
+
+
+def _write_settings(run: RunConfig, sft: SFTConfig, where: Path) -> None:
     for name, content in (("config", config_to_json(run)), ("sft", dataclasses.asdict(sft))):
         replace_text(where / f"{name}.json", json.dumps(content, indent=2))
     replace_text(where / "environment.json", json.dumps(environment(), indent=2))
@@ -127,7 +132,10 @@ def _train(run: RunConfig, sft: SFTConfig, where: Path, stopped: Callable[[], bo
         step = _restore(checkpoints, imitation)
         if step > total:
             raise ValueError(f"epochs is {sft.epochs}, but this run has done {step / per_epoch:.1f}: raise it")
+        _write_settings(run, sft, where)  # of a resumed run only now: what is refused is not to be remembered
         records = Records(where, step or None)
+        if step == total:
+            records = _with_evaluation(records, where, step, lambda: _evaluation(rollouts, imitation.learner))
         if not step:
             records.add(0, {"expert/episodes": sft.episodes, "expert/won": _episodes(played)} | imitation.held_out())
         with _progress_bar("sft", total, step) as show:
@@ -181,6 +189,17 @@ def _episodes(batch: Trajectories) -> int:
 def _evaluation(rollouts: Rollouts, learner: Learner) -> dict[str, Any]:
     metrics = rollouts.evaluate(learner.sampling_params()).metrics
     return {f"eval/{k}": v for k, v in metrics.items()} | {"eval/panel": str(rollouts.panel)}
+
+
+def _with_evaluation(records: Records, where: Path, step: int, evaluate: Callable[[], dict[str, Any]]) -> Records:
+    """The records of a run that is over, evaluated if it was not: its epochs may have been lowered to those done."""
+    last = (records.read() or [{}])[-1]
+    if "eval/success" in last:
+        return records
+    records.close()
+    records = Records(where, step - 1)
+    records.add(step, last | evaluate())
+    return records
 
 
 def _told(row: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ SPLITS = {"train": "train", "seen": "valid_seen", "unseen": "valid_unseen"}  # s
 
 _DATA_SET = "json_2.1.1"
 _LEFT_OUT = ("movable", "Sliced")  # in a path: tasks that text games don't have
-_HOW_TO_GET = (
+HOW_TO_GET = (
     "`pip install alfworld && alfworld-download` fetches the data (or unpack json_2.1.1_json.zip and "
     "json_2.1.3_tw-pddl.zip of ALFWorld's releases into one folder)"
 )
@@ -30,9 +30,11 @@ def game_files(folder: str | Path, split: str) -> list[Path]:
         split: "train", "seen" (evaluation in distribution) or "unseen" (out of distribution).
 
     Returns:
-        Paths of ``game.tw-pddl``, sorted by the path below the split, so in the same order on any machine.
+        Paths of ``game.tw-pddl``, sorted by the path below the split, so in the same order on any machine. Links are
+        followed, but not back into a folder that they are in.
 
     Raises:
+        OSError: if a folder can't be read.
         ValueError: if the split is unknown, the folder is missing or without games, or a game file is damaged.
     """
     if split not in SPLITS:
@@ -40,9 +42,15 @@ def game_files(folder: str | Path, split: str) -> list[Path]:
     where = Path(folder)
     where = (where / _DATA_SET if (where / _DATA_SET).is_dir() else where) / SPLITS[split]
     if not where.is_dir():
-        raise ValueError(f"no folder {where}; {_HOW_TO_GET}")
+        raise ValueError(f"no folder {where}; {HOW_TO_GET}")
     trials: dict[str, Path] = {}
-    for directory, _, names in os.walk(where, followlinks=True):
+    above: dict[str, frozenset[tuple[int, int]]] = {}  # folder -> it and all that it is in
+    for directory, folders, names in os.walk(where, followlinks=True, onerror=_raise):
+        place, around = os.stat(directory), above.get(os.path.dirname(directory), frozenset())
+        if (place.st_dev, place.st_ino) in around:
+            folders.clear()
+            continue
+        above[directory] = around | {(place.st_dev, place.st_ino)}
         below = Path(directory).relative_to(where).as_posix()
         if {"traj_data.json", "game.tw-pddl"} <= set(names) and not any(word in below for word in _LEFT_OUT):
             trials[below] = Path(directory)
@@ -50,9 +58,14 @@ def game_files(folder: str | Path, split: str) -> list[Path]:
     games = [path for path in paths if _solvable(path)]
     if not games:
         raise ValueError(
-            f"no solvable game in {where}: looked for trials with game.tw-pddl and traj_data.json; {_HOW_TO_GET}"
+            f"no solvable game in {where}: looked for trials with game.tw-pddl and traj_data.json; {HOW_TO_GET}"
         )
     return games
+
+
+def _raise(error: OSError) -> None:
+    """What can't be read would be missing from panels without a word."""
+    raise error
 
 
 def _of_known_type(trial: Path) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.spaces import Text
 
 from envs.alfworld import protocol
-from envs.alfworld.data import game_files
+from envs.alfworld.data import HOW_TO_GET, game_files
 from envs.alfworld.engine import Engine
 from envs.alfworld.experts import SearchingExpert, plan
 from envs.alfworld.game import TASK_TYPES, Game, read_game
@@ -75,7 +75,7 @@ class ALFWorld(gymnasium.Env[str, str]):
         self._source = (data, receptacles, task_types)
         self._engine: Engine | None = None
         self._step = 0
-        _load("train", 0, *self._source)  # what is wrong with the source shows here
+        check_source(*self._source)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
@@ -118,8 +118,7 @@ class ALFWorld(gymnasium.Env[str, str]):
     def about(data: str = "", receptacles: int = 0, task_types: str = "", **_: Any) -> str:
         """Which games are played, and where there are none of the original's, how to get them."""
         if folder := _folder(data):
-            counts = ", ".join(f"{len(_files(folder, split))} {split}" for split in ALFWorld.splits)
-            return f"ALFWorld: the original games in {folder} ({counts})"
+            return f"ALFWorld: the original games in {folder}"
         scale = f"scenes of {receptacles} receptacles" if receptacles else "full scenes"
         return (
             f"ALFWorld: generated games, {scale}{', ' + task_types if task_types else ''}. For the original ones: "
@@ -217,6 +216,20 @@ def _generator_options(receptacles: int, task_types: str) -> dict[str, Any]:
     return {"receptacles": receptacles, **({"task_types": named} if named else {})}
 
 
+def check_source(data: str, receptacles: int, task_types: str) -> None:
+    """Raises a ValueError where no games can come from."""
+    if not (folder := _folder(data)):
+        draw_problem(ALFWorld.splits[0], 0, **_generator_options(receptacles, task_types))
+    elif receptacles or task_types:
+        source = f"data ({data})" if data else f"the variable {VARIABLE} ({folder})"
+        raise ValueError(
+            f"receptacles and task_types choose generated games, {source} the original ones: set receptacles to 0 "
+            f"and task_types to nothing, or leave {'data out' if data else f'{VARIABLE} unset'}"
+        )
+    elif not Path(folder).is_dir():
+        raise ValueError(f"no folder {folder} with the original games: {HOW_TO_GET}")
+
+
 @functools.lru_cache(maxsize=KEPT_GAMES)
 def _load(split: str, task: int, data: str, receptacles: int, task_types: str) -> Game:
     """The game of a task, kept: a group's episodes and a panel's evaluations share it."""
@@ -225,7 +238,5 @@ def _load(split: str, task: int, data: str, receptacles: int, task_types: str) -
     if task < 0:
         raise ValueError(f"task must be at least 0, got {task}")
     if folder := _folder(data):
-        if receptacles or task_types:
-            raise ValueError("receptacles and task_types choose generated games: leave them out with the original data")
         return read_game(_file(folder, split, task))
     return generate(split, task, **_generator_options(receptacles, task_types))

@@ -151,14 +151,11 @@ def read_game(path: Path) -> Game:
         raise ValueError(f"{path}: solvable: expected true, got {file.get('solvable')!r}; leave the game out")
     templates = dict(_TEMPLATE.findall(grammar))
     verb = _PUT_TEMPLATES.get(templates.get("PutObject", ""))
-    task = _TASK.search(grammar)
     if verb is None:
         expected = " or ".join(map(repr, _PUT_TEMPLATES))
         raise ValueError(
             f"{path}: grammar: PutObject's template: expected {expected}, got {templates.get('PutObject')!r}"
         )
-    if task is None:
-        raise ValueError(f"{path}: grammar: found no sentence 'Your task is to: ..'")
     trajectory = path.with_name("traj_data.json")
     task_type = _read_json(trajectory).get("task_type")
     if task_type not in TASK_TYPES:
@@ -169,7 +166,7 @@ def read_game(path: Path) -> Game:
     _warn_of_others(domain, grammar)
     game = parse_game(
         problem,
-        task=json.loads(task[1]).removeprefix("Your task is to: "),
+        task=_task(path, grammar),
         task_type=task_type,
         name=str(path),  # for messages
         verb=verb,
@@ -197,6 +194,17 @@ def _text_field(path: Path, file: dict[str, Any], field: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{path}: {field}: expected text, got {type(value).__name__}; is it another kind of file?")
     return value
+
+
+def _task(path: Path, grammar: str) -> str:
+    """What follows "Your task is to: " in the grammar, which holds the sentence as a JSON string."""
+    found = _TASK.search(grammar)
+    if found is None:
+        raise ValueError(f"{path}: grammar: found no sentence 'Your task is to: ..'")
+    try:
+        return json.loads(found[1]).removeprefix("Your task is to: ")
+    except ValueError as error:
+        raise ValueError(f"{path}: grammar: the sentence 'Your task is to: ..' is damaged: {error}") from error
 
 
 def _in_the_words_of(verb: str, command: str) -> str:

@@ -57,8 +57,8 @@ class RunConfig:
     tokenizer: str  # a shipped tokenizer's name, a path, a Hugging Face folder or hub id; "" takes that of init
     # The folder or hub id of a Hugging Face model to start from, whose shape replaces the model's; "" draws weights.
     init: str = ""
-    env: str = "hgpo/FrozenLakeText-v0"
-    env_options: dict[str, int | bool | str] = dataclasses.field(default_factory=dict)
+    env: str = "hgpo/FrozenLakeText-v0"  # a gymnasium id
+    env_options: dict[str, int | bool | str] = dataclasses.field(default_factory=dict)  # of the environment's own
     data: str = ""  # folder of the environment's original data, where it reads some; "" leaves it to the environment
     iterations: int = 160
     seed: int = 0

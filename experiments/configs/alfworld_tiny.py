@@ -1,6 +1,21 @@
-"""ALFWorld on two CPU cores: a decoder of 0.4 million parameters, rooms of five receptacles.
+"""ALFWorld on two CPU cores: a decoder of 0.4 million parameters in generated rooms of five receptacles.
 
-python -m experiments.compare alfworld_tiny --estimators hgpo --seeds 1
+    python -m experiments.sft alfworld_tiny                                             the warm start alone
+    python -m experiments.compare alfworld_tiny --estimators hgpo --seeds 1             and HGPO from there
+    python -m experiments.compare alfworld_tiny --estimators hgpo gigpo grpo --seeds 3  and its rivals
+
+The claim to be shown: success on rooms that were never trained in rises by 20 points or more over the warm start within
+30 minutes. **Not shown yet.** Success on 120 unseen games, replies drawn at temperature 0.4, one run each, AMD EPYC:
+
+    warm start, 4,096 episodes of the searching expert with 20 % slips, 857 steps of 32, rate 2e-3: 6 min  0.417
+      the same in 204 steps of 128                                                                         0.308
+      768 episodes, 5 epochs in 190 steps of 128, rate 3e-3                                                0.375
+    HGPO from there, 8 tasks of 8, rate 1e-3, KL 0.03, mini-batches of 128, after 10 iterations            0.133
+      16 tasks of 8, rate 2e-4, KL 0.05, mini-batches of 256, after 10 and 20 iterations            0.467, 0.475
+
+An iteration of 64 episodes takes about 10 s alone, of which the update takes 7. Half of the warm start's steps are
+actions that are not possible ("Nothing happens."): it does not read the list of possible ones well enough. Without
+slips among the demonstrations it never recovers from one.
 """
 
 from experiments.configs import EvaluationConfig, RunConfig, SFTConfig
@@ -32,15 +47,15 @@ CONFIG = RunConfig(
         head_dim=24,
         rope_theta=10_000.0,
     ),
-    iterations=100,
+    iterations=60,
     hgpo=HGPOConfig(context_length=2, alpha=1.0, normalize_std=False),
     gigpo=GiGPOConfig(normalize_std=False),
     grpo=GRPOConfig(normalize_std=False),
-    loss=LossConfig(kl_coef=0.02, entropy_coef=0.0),
-    optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=5, b2=0.95),
-    learner=LearnerConfig(minibatch_steps=128, row_length=256, old_logprob="behavior"),
+    loss=LossConfig(kl_coef=0.05, entropy_coef=0.0),
+    optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=5, b2=0.95),
+    learner=LearnerConfig(minibatch_steps=256, row_length=256, old_logprob="behavior"),
     rollout=RolloutConfig(
-        tasks=8,
+        tasks=16,
         group_size=8,
         history_length=2,
         max_steps=15,

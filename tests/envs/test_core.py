@@ -105,6 +105,26 @@ def test_an_unknown_environment_is_named():
         environment_class("hgpo/Nowhere-v0")
 
 
+@pytest.mark.parametrize(
+    ("env_id", "options", "expected"),
+    [
+        ("hgpo/ALFWorld-v0", {"think": "no"}, "think is 'no', expected True or False"),
+        ("hgpo/ALFWorld-v0", {"think": 0}, "think is 0, expected True or False"),
+        ("hgpo/ALFWorld-v0", {"receptacles": "five"}, "receptacles is 'five', expected a whole number"),
+        ("hgpo/ALFWorld-v0", {"receptacles": True}, "receptacles is True, expected a whole number"),
+        ("hgpo/ALFWorld-v0", {"task_types": 5}, "task_types is 5, expected text"),
+        (LAKE, {"size": "5"}, "size is '5', expected a whole number"),
+    ],
+)
+def test_options_of_another_type(env_id, options, expected):
+    """A command line gives text where it finds no number and no truth value."""
+    for ask in (environment_class, lambda env_id, **options: make_panel(env_id, "", 3, 0, **options)):
+        with pytest.raises(ValueError, match=f"{env_id}: the option {expected}"):
+            ask(env_id, **options)
+    with pytest.raises(ValueError, match=f"{env_id}: the option {expected}"):
+        make_vector(env_id, 1, **options)
+
+
 def test_the_expert_solves_its_task():
     env = environment_class(LAKE)
     for task in make_panel(LAKE, "test", 5).tasks:

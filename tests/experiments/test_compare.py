@@ -88,6 +88,16 @@ def test_other_settings_are_not_mixed_in(folder: Path, capsys: pytest.CaptureFix
     )
 
 
+def test_a_run_without_an_evaluation_is_not_counted(tmp_path: Path) -> None:
+    """As of another program's folder: its last iteration is there, but no success before and after."""
+    config = dataclasses.replace(compare.load_config("frozen_lake"), iterations=2, init="a/model")
+    command = compare.CompareCommand(config, estimators=("hgpo",), seeds=1, directory=tmp_path)
+    (tmp_path / "hgpo-seed0").mkdir()
+    path = tmp_path / "hgpo-seed0" / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"iteration": i}) + "\n" for i in range(3)))
+    assert compare._report(command, tmp_path) == {"hgpo": {"before": [], "after": []}}
+
+
 def test_nothing_to_compare() -> None:
     command = compare.CompareCommand(compare.load_config("frozen_lake"))
     with pytest.raises(ValueError, match="nothing to compare: 3 estimators, 0 seeds"):

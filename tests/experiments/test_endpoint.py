@@ -293,11 +293,35 @@ def test_a_journal_survives_a_kill(tmp_path: Path) -> None:
             Journal(path, {"model": "m"})
 
 
+def test_two_processes_may_add_to_one_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one adds while the other opens the file is not cut off."""
+    path, keys = tmp_path / "answers.jsonl", [Key("test", "abc", 1, i, 0, "p") for i in range(3)]
+    first, read = Journal(path, {"model": "m"}), Journal._read
+    first.add(keys[0], Answer("0"))
+
+    def read_slowly(journal: Journal, lines: list[bytes], settings: Any) -> None:
+        read(journal, lines, settings)
+        first.add(keys[1], Answer("1"))
+
+    monkeypatch.setattr(Journal, "_read", read_slowly)
+    second = Journal(path, {"model": "m"})
+    monkeypatch.undo()
+    second.add(keys[2], Answer("2"))
+    for journal in (first, second):
+        journal.close()
+    third = Journal(path, {"model": "m"})
+    assert [answer.text for _, answer in third.items()] == ["0", "1", "2"]
+    third.close()
+
+
 def test_read_answer_by_hand() -> None:
     body = {"choices": [{"message": {"content": "up"}, "finish_reason": "stop"}], "usage": None}
     assert read_answer(json.dumps(body).encode()) == Answer("up")
     body["usage"] = {"prompt_tokens": "many", "completion_tokens": 4}
     assert read_answer(json.dumps(body).encode()) == Answer("up", completion_tokens=4)
+    for nonsense in (-1, True, 2.5, 10**400, [3]):  # the last but one is more than a float can hold
+        body["usage"] = {"prompt_tokens": 7, "completion_tokens": nonsense}
+        assert read_answer(json.dumps(body).encode()) == Answer("up", prompt_tokens=7)
     assert read_answer(completion("x" * LONGEST_ANSWER).body).text == "x" * LONGEST_ANSWER
     assert read_answer(completion("x" * (LONGEST_ANSWER + 1)).body) == Answer("", False, "too long", 10, 3)
 

@@ -34,6 +34,16 @@ def test_a_kill_while_resuming_loses_no_row(tmp_path: Path, monkeypatch: pytest.
         assert first.read() == before
 
 
+@pytest.mark.parametrize(
+    "damage", [b'{"iteration": 1, "los', b"", b"[1]", b"1", b'{"loss": 1.0}', b'{"iteration": "1"}', b"\xff\x00"]
+)
+def test_a_damaged_line_is_named(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"iteration": 0}\n' + damage + b'\n{"iteration": 2}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 does not hold an iteration's metrics: restore"):
+        Records(tmp_path, writes=False).read()
+
+
 def test_replace_text(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     for text in ("{}", '{"é": 1}'):

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from envs.alfworld.protocol import parse_reply
 from experiments.configs import RunConfig, load_config
 from experiments.render import annotate, render_html, reply_parts
 from experiments.transcripts import Episode, Turn
@@ -146,6 +147,14 @@ def test_no_episodes_no_turns_and_nothing_said(path):
 )
 def test_thought_and_action_are_told_apart(reply, parts):
     assert list(reply_parts(reply)) == parts
+
+
+@pytest.mark.parametrize(
+    "reply", ["<act\u0130on>look</action>", "<action>look</act\u0131on>", "<thin\u212a>look</think>"]
+)
+def test_letters_that_only_look_like_those_of_a_tag_are_text(reply):
+    assert list(reply_parts(reply)) == [("text", reply)]
+    assert not parse_reply(reply)[1], "nor does the environment find one"
 
 
 def batch_of(states, rewards):

@@ -18,6 +18,7 @@ from envs.frozen_lake import FrozenLakeText, shortest_path
 from experiments import demonstrations, sft, train
 from experiments.assembly import Learner, Rollouts
 from experiments.configs import SFTConfig, config_from_json, load_config
+from experiments.records import Records
 from hgpo_jax.learner.checkpoint import Checkpoints
 from hgpo_jax.policy.tokenization import Tokenizer, load_tokenizer
 from hgpo_jax.types import Trajectories
@@ -143,7 +144,33 @@ def test_more_epochs_go_on_and_little_else_may_change(
     sft.main([f"--resume={tmp_path}", "--epochs", "2"])
     assert "resuming with epochs = 2 (was 1)" in capsys.readouterr().out
     assert rows(tmp_path)[-1]["iteration"] == 2 * done
+    settings = (tmp_path / "sft.json").read_text()
     assert "epochs is 1, but this run has done 2.0" in error_of(["--resume", str(tmp_path), "--epochs", "1"], capsys)
+    assert (tmp_path / "sft.json").read_text() == settings, "what was refused is not remembered"
+
+
+@pytest.mark.slow
+def test_epochs_lowered_to_those_done_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped after the first of two epochs: resumed with one, it is evaluated and exported."""
+    add, asked = Records.add, []
+
+    def add_and_ask(records: Records, iteration: int, metrics: dict[str, Any]) -> dict[str, Any]:
+        if metrics.get("epoch") == 1 and not asked:
+            asked.append(iteration)
+            signal.raise_signal(signal.SIGINT)
+        return add(records, iteration, metrics)
+
+    monkeypatch.setattr(Records, "add", add_and_ask)
+    sft.main([*ARGS, "--episodes", "16", "--epochs", "2", "--directory", str(tmp_path)])
+    assert rows(tmp_path)[-1]["iteration"] == asked[0]
+    assert "eval/success" not in rows(tmp_path)[-1]
+    before = rows(tmp_path)
+    sft.main(["--resume", str(tmp_path), "--epochs", "1"])
+    assert (tmp_path / "model" / "config.json").exists()
+    assert rows(tmp_path)[:-1] == before[:-1], "a row for each step, as before"
+    last = rows(tmp_path)[-1]
+    assert last == before[-1] | {name: value for name, value in last.items() if name.startswith("eval/")}
+    assert "eval/success" in last
 
 
 @pytest.mark.slow

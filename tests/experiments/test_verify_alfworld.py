@@ -77,6 +77,15 @@ def test_damaged_lines_fail(tmp_path, capsys, game, line):
     assert "113 of 113 steps matched" in printed
 
 
+def test_how_a_file_is_written_does_not_matter(tmp_path, capsys, game):
+    """A byte order mark, Windows' line ends, rare line ends within a text, which JSON need not escape."""
+    line = json.dumps(game | {"note": "a\u2028b\u0085c"}, ensure_ascii=False)
+    path = tmp_path / "games.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([line, "", line]).encode())
+    assert main(["alfworld", str(path)]) == 0
+    assert "226 of 226 steps matched, resets included (games: 2)" in capsys.readouterr().out
+
+
 def test_a_damaged_problem_or_step_fails(tmp_path, capsys, game):
     problem = game["pddl_problem"]
     code, printed = verify(tmp_path / "games.jsonl", capsys, game | {"pddl_problem": problem[: len(problem) // 2]})

@@ -71,6 +71,42 @@ def test_where_the_data_lies_does_not_matter(tmp_path):
     assert len(names(folder)) == 1
 
 
+def test_links_are_followed_but_not_in_circles(tmp_path):
+    """One back up, two into each other's folders, whose games are met under both names; and one elsewhere."""
+    add(tmp_path, "elsewhere/trial_b")
+    add(tmp_path, "train/pick_and_place_simple-Mug-None-Desk-1/trial_a")
+    add(tmp_path, "train/pick_and_place_simple-Mug-None-Desk-2/trial_a")
+    places = tmp_path / "train"
+    (places / "loop").symlink_to(".")
+    for a, b in ((1, 2), (2, 1)):
+        link = places / f"pick_and_place_simple-Mug-None-Desk-{a}/pick_and_place_simple-again"
+        link.symlink_to(f"../pick_and_place_simple-Mug-None-Desk-{b}")
+    (places / "pick_and_place_simple-Mug-None-Desk-3").symlink_to(tmp_path / "elsewhere")
+    found = game_files(tmp_path, "train")
+    assert [path.parent.relative_to(places).as_posix() for path in found] == [
+        "pick_and_place_simple-Mug-None-Desk-1/pick_and_place_simple-again/trial_a",
+        "pick_and_place_simple-Mug-None-Desk-1/trial_a",
+        "pick_and_place_simple-Mug-None-Desk-2/pick_and_place_simple-again/trial_a",
+        "pick_and_place_simple-Mug-None-Desk-2/trial_a",
+        "pick_and_place_simple-Mug-None-Desk-3/trial_b",
+    ]
+
+
+def test_a_folder_that_cannot_be_read_is_not_passed_over(tmp_path, monkeypatch):
+    add(tmp_path, "train/pick_and_place_simple-Mug-None-Desk-1/trial")
+    add(tmp_path, "train/pick_and_place_simple-Mug-None-Desk-2/trial")
+    scan = os.scandir
+
+    def scan_but_one(path):
+        if str(path).endswith("Desk-2"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scan_but_one)
+    with pytest.raises(PermissionError, match="Desk-2"):
+        game_files(tmp_path, "train")
+
+
 def test_folders_of_other_names_are_read(tmp_path):
     add(tmp_path, "train/renamed/a", trajectory='{"task_type": "look_at_obj_in_light"}')
     add(tmp_path, "train/renamed/b", trajectory='{"task_type": "pick_and_place_with_recep"}')

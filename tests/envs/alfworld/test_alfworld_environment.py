@@ -112,7 +112,6 @@ def test_generated_panels_hold_different_games_and_every_type():
 def test_the_originals_folder(folder, monkeypatch):
     options: dict[str, Any] = {"data": str(folder)}
     assert "the original games in" in ALFWorld.about(**options)
-    assert ALFWorld.about(**options).endswith("(7 train, 3 seen, 4 unseen)")
     everything = make_panel(ENV, "unseen", 0, 0, **options)
     assert len({ALFWorld.fingerprint(task, "unseen", **options) for task in everything.tasks}) == 4
     assert sorted(everything.tasks) == list(everything.tasks) == [0, 1, 2, 3]
@@ -130,6 +129,15 @@ def test_the_originals_folder(folder, monkeypatch):
     # The variable does the same, and so does the folder above.
     monkeypatch.setenv("ALFWORLD_DATA", str(folder.parent))
     assert make_panel(ENV, "seen", 0).hash == make_panel(ENV, "seen", 0, 0, **options).hash
+
+
+def test_a_part_of_the_original_will_do(folder, tmp_path):
+    """Who only evaluates needs no training games."""
+    (tmp_path / "valid_seen").symlink_to(folder / "valid_seen")
+    rewards, _, _ = play("searcher", 1, "seen", data=str(tmp_path))
+    assert rewards[-1] == 10
+    with pytest.raises(ValueError, match=r"no folder .*/train"):
+        ALFWorld(data=str(tmp_path)).reset(options={"task": 0})
 
 
 def test_without_data_it_says_what_is_played_and_how_to_get_the_original():
@@ -154,7 +162,7 @@ def test_bad_options(options, message):
         ALFWorld(**options)
 
 
-def test_bad_tasks_splits_and_names(folder):
+def test_bad_tasks_splits_and_names(folder, monkeypatch):
     env = ALFWorld(**TINY)
     with pytest.raises(ValueError, match="task must be at least 0, got -1"):
         env.reset(options={"task": -1})
@@ -162,7 +170,10 @@ def test_bad_tasks_splits_and_names(folder):
         env.reset(options={"task": 0, "split": "test"})
     with pytest.raises(ValueError, match="no expert 'oracle' in ALFWorld; there are: planner, searcher"):
         ALFWorld.make_expert("oracle", 0, "seen")
-    with pytest.raises(ValueError, match="choose generated games: leave them out with the original data"):
+    with pytest.raises(ValueError, match=r"generated games, data \(.*\) the original ones: .* or leave data out"):
         ALFWorld(data=str(folder), receptacles=5)
+    monkeypatch.setenv("ALFWORLD_DATA", str(folder))
+    with pytest.raises(ValueError, match=r"the variable ALFWORLD_DATA .* or leave ALFWORLD_DATA unset"):
+        ALFWorld(task_types="look_at_obj_in_light")
     with pytest.raises(ValueError, match=r"has no option size; there are: data, receptacles, task_types, think"):
         environment_class(ENV, size=4)

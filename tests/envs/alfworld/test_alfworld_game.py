@@ -279,6 +279,8 @@ def test_an_older_game_file_has_other_words(tmp_path):
             "grammar: PutObject's template: expected 'move {o} to {r}' or 'put {o} in/on {r}', got None",
         ),
         ({"grammar": GRAMMAR.replace("Your task", "Their task")}, "grammar: found no sentence 'Your task is to: ..'"),
+        ({"task": "put a \\x in fridge."}, "grammar: the sentence 'Your task is to: ..' is damaged: Invalid \\escape"),
+        ({"task": "put\r\na mug in fridge."}, "grammar: the sentence 'Your task is to: ..' is damaged: Invalid con"),
         ({"walkthrough": "go"}, "walkthrough: expected a list of commands"),
         ({"trajectory": {"task_type": "pick_and_place_with_movable_recep"}}, "traj_data.json: task_type: expected one"),
         ({"trajectory": ["list"]}, "traj_data.json: expected a JSON object, got list"),
