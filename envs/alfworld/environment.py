@@ -46,6 +46,8 @@ class ALFWorld(gymnasium.Env[str, str]):
         receptacles: of generated games: how many in a scene, at least 4; 0 for full scenes.
         task_types: of generated games: comma-separated; "" for all six.
         think: whether replies have to hold <think> tags.
+        strict: whether a reply whose action is not possible here counts as invalid too, which the published runs leave
+            unpunished: with a penalty on invalid actions, a tiny model learns from it to read what is possible.
         actions, prompt: see `protocol.PromptStyle`.
 
     Raises:
@@ -63,6 +65,7 @@ class ALFWorld(gymnasium.Env[str, str]):
         receptacles: int = 0,
         task_types: str = "",
         think: bool = True,
+        strict: bool = False,
         actions: str = "listed",
         prompt: str = "full",
         render_mode: str | None = None,
@@ -72,6 +75,7 @@ class ALFWorld(gymnasium.Env[str, str]):
         self.action_space = Text(8192, min_length=0, charset=_CHARSET)
         style = PromptStyle(think, cast(protocol.Actions, actions), cast(protocol.Wording, prompt))
         self._style = check_style(style)
+        self._strict = strict
         self._source = (data, receptacles, task_types)
         self._engine: Engine | None = None
         self._step = 0
@@ -91,6 +95,8 @@ class ALFWorld(gymnasium.Env[str, str]):
         if self._engine is None:
             raise gymnasium.error.ResetNeeded("call reset before step")
         command, valid = parse_reply(action, self._style.think)
+        if self._strict and command not in self._engine.admissible_commands:
+            valid = False
         observation = self._engine.step(command)
         self._step += 1
         won = self._engine.won

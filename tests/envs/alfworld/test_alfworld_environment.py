@@ -77,6 +77,16 @@ def test_what_a_step_tells():
     assert env.render() == "You are not carrying anything.", "an invalid reply's action is carried out"
 
 
+def test_a_strict_environment_wants_possible_actions():
+    env = ALFWorld(**TINY, strict=True)
+    _, info = env.reset(options={"task": 3})
+    for command in (*info["admissible_commands"][:3], "fly", ""):
+        _, _, _, _, after = env.step(f"<think></think><action>{command}</action>")
+        assert after["action_valid"] == (command in info["admissible_commands"])
+        info = after
+    assert not env.step("look")[4]["action_valid"], "without tags as ever"
+
+
 def test_the_same_task_starts_the_same_and_groups_do_not_touch_each_other():
     vector = make_vector(ENV, 2, **TINY)
     (one, other), infos = vector.reset(seed=[0, 0], options={"task": 1, "reset_mask": np.ones(2, bool)})
