@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, SupportsFloat, TypedDict, cast
@@ -163,7 +164,7 @@ def make_vector(env_id: str, num_envs: int, workers: int = 0, **kwargs: Any) -> 
     if workers:
         from envs.workers import ProcessVectorEnv  # which builds on this module
 
-        return ProcessVectorEnv(env_id, num_envs, workers, kwargs)
+        return ProcessVectorEnv(env_id.rpartition(":")[2], num_envs, workers, kwargs)
     return TextVectorEnv([lambda: gymnasium.make(env_id, disable_env_checker=True, **kwargs) for _ in range(num_envs)])
 
 
@@ -171,14 +172,19 @@ def environment_class(env_id: str, **kwargs: Any) -> type[TextEnv]:
     """The class behind an id: what needs no instance hangs on it.
 
     Args:
-        env_id: a gymnasium id, such as "hgpo/FrozenLakeText-v0".
+        env_id: a gymnasium id, such as "hgpo/FrozenLakeText-v0"; "module:id" imports first what registers it.
         **kwargs: the environment's own options, of which names and types are checked.
 
     Raises:
         ValueError: if gymnasium knows no such id, or the environment no such option of this type.
     """
+    module, _, name = env_id.rpartition(":")
     try:
-        entry_point = gymnasium.spec(env_id).entry_point
+        if module:
+            importlib.import_module(module)
+        entry_point = gymnasium.spec(name).entry_point
+    except ImportError as error:
+        raise ValueError(f"{env_id}: {error}; the module has to be installed, or lie in the current folder") from error
     except gymnasium.error.Error as error:
         raise ValueError(f"{error}; the text environments here are {', '.join(ENTRY_POINTS)}") from error
     env = cast(type[TextEnv], load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point)

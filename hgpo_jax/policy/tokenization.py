@@ -70,14 +70,25 @@ class Tokenizer:
         self.pad_id: int = vocabulary[pad_token]
         self.eos_ids: tuple[int, ...] = tuple(vocabulary[token] for token in eos_tokens)
         self.vocab_size: int = max(vocabulary.values()) + 1
+        self._unknown: int | None = vocabulary.get(UNK)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``; nothing is added at either end."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_prompt(self, text: str, system: str | None = None) -> list[int]:
-        """``encode``: a model of such a vocabulary has no chat roles; a system message goes before the text."""
-        return self.encode(text if system is None else f"{system} {text}")
+        """``encode``: a model of such a vocabulary has no chat roles; a system message goes before the text.
+
+        Raises:
+          ValueError: most of the words are unknown: the tokenizer was made for another environment.
+        """
+        ids = self.encode(text if system is None else f"{system} {text}")
+        if self._unknown is not None and ids.count(self._unknown) > len(ids) / 2:
+            raise ValueError(
+                f"the tokenizer does not know most words of the prompt {text[:80]!r}: name one of this environment's "
+                "(tokenizer), or make one with hgpo_jax.policy.tokenization.train_tokenizer"
+            )
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ``ids``, special tokens left out."""

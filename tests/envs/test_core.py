@@ -136,3 +136,19 @@ def test_the_expert_solves_its_task():
         assert infos["won"][0]
     with pytest.raises(ValueError, match="no expert 'genius' on frozen lakes; there is: planner"):
         env.make_expert("genius", 0, "test")
+
+
+def test_an_environment_of_ones_own_is_named_with_its_module(tmp_path, monkeypatch):
+    (tmp_path / "my_lakes.py").write_text(
+        "import gymnasium\ngymnasium.register('my/Lake-v0', entry_point='envs.frozen_lake:FrozenLakeText')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    env_id = "my_lakes:my/Lake-v0"
+    assert environment_class(env_id).task_types == ()
+    assert make_panel(env_id, "", 3).hash == make_panel(LAKE, "", 3).hash
+    for workers in (0, 1):
+        vector = make_vector(env_id, 2, workers)
+        assert reset(vector, [0, 1], task=0)[0] == reset(make_vector(LAKE, 2), [0, 1], task=0)[0]
+        vector.close()
+    with pytest.raises(ValueError, match="no_lakes:my/Lake-v0: No module named 'no_lakes'"):
+        environment_class("no_lakes:my/Lake-v0")

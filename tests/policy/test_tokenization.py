@@ -180,3 +180,10 @@ def test_a_word_level_folder_with_a_chat_template_is_a_chat_tokenizer(tmp_path):
     loaded = load_tokenizer(tmp_path)
     assert not isinstance(loaded, Tokenizer)
     assert loaded.encode_prompt("ice") == loaded.encode("you see ice")
+
+
+def test_a_tokenizer_of_another_environment_is_refused() -> None:
+    tokenizer = load_tokenizer("frozen_lake")
+    assert tokenizer.encode_prompt("go up now"), "a word that is unknown here and there will do"
+    with pytest.raises(ValueError, match="does not know most words of the prompt 'guess a number below ten'"):
+        tokenizer.encode_prompt("guess a number below ten")
