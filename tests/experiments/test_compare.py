@@ -13,7 +13,7 @@ from experiments.records import Records
 pytestmark = pytest.mark.slow
 
 COMMAND = [
-    *("frozen_lake", *SETTINGS, "--iterations", "2", "--sft.episodes", "8"),
+    *("frozen_lake", *SETTINGS, "--rollout.max-steps", "8", "--iterations", "2", "--sft.episodes", "12"),
     *("--sft.epochs", "1", "--estimators", "hgpo", "grpo", "--seeds", "1"),
 ]
 

@@ -83,7 +83,8 @@ def assert_same_run(directory: Path, expected: Path) -> None:
     chex.assert_trees_all_equal(jax.random.key_data(state.key), jax.random.key_data(other.key))
     for row, wanted in zip(rows(directory), rows(expected), strict=True):
         assert row.keys() == wanted.keys()
-        for name in [name for name in row if not name.endswith(("seconds", "tokens_per_second"))]:
+        assert row.get("eval/panel") == wanted.get("eval/panel")
+        for name in [name for name in row if not name.endswith(("seconds", "tokens_per_second", "panel"))]:
             message = f"{name} of iteration {row['iteration']}"
             np.testing.assert_allclose(row[name], wanted[name], rtol=1e-3, atol=1e-5, err_msg=message)
 

@@ -236,7 +236,9 @@ class TestModels:
     def test_an_exported_folder_plays_as_the_run(self, a_run: tuple[Path, RunConfig, list[Any]]) -> None:
         folder, config, (_, latest) = a_run
         export.export(folder, Path("exported"))
-        record = run("exported", settings=Settings(max_steps=3))
+        with pytest.raises(ValueError, match="exported is a model, which has no environment of its own"):
+            run("exported", settings=Settings(max_steps=3))
+        record = run("exported", config="frozen_lake", settings=Settings(max_steps=3))
         assert self.same(record["splits"]["test"]["passes"][1]["metrics"], self.expected(config, latest))
         assert record["policy"] == "exported"
         assert Path("runs/evaluate-exported-FrozenLakeText/evaluation.json").exists()
@@ -337,6 +339,8 @@ class TestEndpoint:
     @pytest.mark.slow
     def test_interrupted_and_killed_it_goes_on(self) -> None:
         """Ctrl-C and kill -9 in the middle; the third process asks for the rest alone."""
+        # A program that was started in the background ignores Ctrl-C, and so would its children.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         journal = Path("there/answers.jsonl").absolute()
 
         def answers() -> int:
