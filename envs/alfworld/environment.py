@@ -46,8 +46,8 @@ class ALFWorld(gymnasium.Env[str, str]):
         receptacles: of generated games: how many in a scene, at least 4; 0 for full scenes.
         task_types: of generated games: comma-separated; "" for all six.
         think: whether replies have to hold <think> tags.
-        strict: whether a reply whose action is not possible here counts as invalid too, which the published runs leave
-            unpunished: with a penalty on invalid actions, a tiny model learns from it to read what is possible.
+        strict: whether a reply whose action is not possible here counts as invalid too, so that a penalty on invalid
+            actions falls on it; in the published runs it is valid.
         actions, prompt: see `protocol.PromptStyle`.
 
     Raises:
