@@ -8,7 +8,6 @@ environment's class, so that prompts are built without an instance.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import importlib
 import inspect
@@ -213,23 +212,6 @@ class Panel:
         return f"{self.split}-{len(self.tasks)}-seed{self.seed}-{self.hash}"
 
 
-@functools.lru_cache(maxsize=64)
-def _make_panel(env_id: str, split: str, count: int, seed: int, options: tuple[tuple[str, Any], ...]) -> Panel:
-    kwargs = dict(options)
-    env = environment_class(env_id, **kwargs)
-    held_out = env.splits[1:]
-    if split and split not in env.splits:
-        raise ValueError(f"{env_id} has no split {split!r}; there are: {', '.join(env.splits)}")
-    if count < 0 or seed < 0:
-        raise ValueError(f"a panel's size and seed have to be at least 0, got size {count} and seed {seed}")
-    split = split or held_out[0]
-    tasks = env.panel_tasks(split, count, seed, **kwargs)
-    content = hashlib.sha256()
-    for task in tasks:
-        content.update(env.fingerprint(task, split, **kwargs).encode() + b"\0")
-    return Panel(split, seed, tuple(tasks), content.hexdigest()[:12])
-
-
 def make_panel(env_id: str, split: str = "", count: int = 0, seed: int = 0, /, **kwargs: Any) -> Panel:
     """The evaluation panel of this name: the same list of tasks on any machine and any number of workers.
 
@@ -243,4 +225,15 @@ def make_panel(env_id: str, split: str = "", count: int = 0, seed: int = 0, /, *
     Raises:
         ValueError: an unknown id or split, or a count or seed that is not possible.
     """
-    return _make_panel(env_id, split, count, seed, tuple(sorted(kwargs.items())))
+    env = environment_class(env_id, **kwargs)
+    held_out = env.splits[1:]
+    if split and split not in env.splits:
+        raise ValueError(f"{env_id} has no split {split!r}; there are: {', '.join(env.splits)}")
+    if count < 0 or seed < 0:
+        raise ValueError(f"a panel's size and seed have to be at least 0, got size {count} and seed {seed}")
+    split = split or held_out[0]
+    tasks = env.panel_tasks(split, count, seed, **kwargs)
+    content = hashlib.sha256()
+    for task in tasks:
+        content.update(env.fingerprint(task, split, **kwargs).encode() + b"\0")
+    return Panel(split, seed, tuple(tasks), content.hexdigest()[:12])

@@ -80,7 +80,7 @@ class Worker:
         except TimeoutError:
             self.end(0, f"took no message within {self._timeout:g} s and was killed")
         except OSError:
-            pass
+            pass  # it has hung up: `receive` reads what it still said, or raises WorkerLost
 
     def _allow(self, seconds: float) -> None:
         self._allowed, self._deadline = seconds, time.monotonic() + seconds

@@ -144,7 +144,7 @@ class Rollouts:
         """Which tasks are played."""
         return environment_class(self.config.env).about(**self.config.env_settings)
 
-    @property
+    @functools.cached_property
     def panel(self) -> Panel:
         """The held-out tasks of the config."""
         config = self.config.evaluation
@@ -164,6 +164,11 @@ class Rollouts:
         key = jax.random.key(self.config.evaluation.seed if seed is None else seed)
         sampling = self.config.rollout.eval_sampling
         return self._collect(act or self._act, params, panel.tasks, group_size, key, panel.split, sampling)
+
+    def evaluation_row(self, params: Any) -> dict[str, Any]:
+        """``eval/*``: the metrics on the run's panel, and its name."""
+        metrics = self.evaluate(params).metrics
+        return {f"eval/{k}": v for k, v in metrics.items()} | {"eval/panel": str(self.panel)}
 
     def _collect(
         self, act: Act, params: Any, tasks: Sequence[int], group_size: int, key: jax.Array, split: str, sampling: Any

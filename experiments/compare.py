@@ -59,7 +59,7 @@ def compare(command: CompareCommand) -> dict[str, dict[str, list[float]]]:
     """
     if command.seeds < 1 or not command.estimators:
         raise ValueError(f"nothing to compare: {len(command.estimators)} estimators, {command.seeds} seeds")
-    where = command.directory or Path("runs") / f"compare-{command.run.env.split('/')[-1].split('-')[0]}"
+    where = command.directory or Path("runs") / f"compare-{command.run.env_name}"
     base = command.run
     if not base.init:
         base = dataclasses.replace(base, init=str(_warm_start(command, where / "warm_start")))

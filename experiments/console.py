@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import signal
 import sys
@@ -34,6 +35,13 @@ def tell_error(error: Exception) -> None:
     """One line, with whatever stands in brackets."""
     CONSOLE.quiet = False
     CONSOLE.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
+
+
+def resumed_run(args: list[str]) -> str | None:
+    """What follows --resume, or its equals sign: the run's own config has to be known before the rest is read."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--resume", nargs="?")
+    return parser.parse_known_args(args)[0].resume
 
 
 def count_compilations() -> list[float]:

@@ -198,5 +198,5 @@ def _with_stand_in(config: RunConfig) -> RunConfig:
 
 
 def _default_folder(name: str, config: RunConfig) -> Path:
-    env = config.env.split("/")[-1].split("-")[0]
+    env = config.env_name
     return Path("runs") / f"evaluate-{'-'.join(Path(name).parts[-2:]).strip('/')}-{env}"

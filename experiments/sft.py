@@ -14,7 +14,6 @@ folder. One process does it all; several devices share the work through --mesh.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import itertools
@@ -32,7 +31,7 @@ from matplotlib.figure import Figure
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments import demonstrations
-from experiments.assembly import Learner, Rollouts, resolve
+from experiments.assembly import Rollouts, resolve
 from experiments.configs import (
     RunConfig,
     SFTConfig,
@@ -42,7 +41,7 @@ from experiments.configs import (
     load_config,
     load_sft_config,
 )
-from experiments.console import CONSOLE, stop_requests, tell_error
+from experiments.console import CONSOLE, resumed_run, stop_requests, tell_error
 from experiments.export import export
 from experiments.imitation import Imitation, num_minibatches
 from experiments.records import Records, environment, replace_text
@@ -134,8 +133,12 @@ def _train(run: RunConfig, sft: SFTConfig, where: Path, stopped: Callable[[], bo
             raise ValueError(f"epochs is {sft.epochs}, but this run has done {step / per_epoch:.1f}: raise it")
         _write_settings(run, sft, where)  # of a resumed run only now: what is refused is not to be remembered
         records = Records(where, step or None)
+
+        def evaluate() -> dict[str, Any]:
+            return rollouts.evaluation_row(imitation.learner.sampling_params())
+
         if step == total:
-            records = _with_evaluation(records, where, step, lambda: _evaluation(rollouts, imitation.learner))
+            records = _with_evaluation(records, where, step, evaluate)
         if not step:
             records.add(0, {"expert/episodes": sft.episodes, "expert/won": _episodes(played)} | imitation.held_out())
         with _progress_bar("sft", total, step) as show:
@@ -145,7 +148,7 @@ def _train(run: RunConfig, sft: SFTConfig, where: Path, stopped: Callable[[], bo
                 if ends_epoch := step % per_epoch == 0:
                     row |= imitation.held_out()
                 if step == total:
-                    row |= _evaluation(rollouts, imitation.learner)
+                    row |= evaluate()
                 row = records.add(step, row)
                 show(step, _told(row))
                 if ends_epoch or stopped():
@@ -184,11 +187,6 @@ def _transcripts(rollouts: Rollouts, sft: SFTConfig, path: Path, stopped: Callab
 
 def _episodes(batch: Trajectories) -> int:
     return len(np.unique(batch.trajectory))
-
-
-def _evaluation(rollouts: Rollouts, learner: Learner) -> dict[str, Any]:
-    metrics = rollouts.evaluate(learner.sampling_params()).metrics
-    return {f"eval/{k}": v for k, v in metrics.items()} | {"eval/panel": str(rollouts.panel)}
 
 
 def _with_evaluation(records: Records, where: Path, step: int, evaluate: Callable[[], dict[str, Any]]) -> Records:
@@ -266,22 +264,14 @@ def _sft_from_json(where: Path) -> SFTConfig:
 
 
 def _default_directory(run: RunConfig) -> Path:
-    env = run.env.split("/")[-1].split("-")[0]
-    return Path("runs") / f"sft-{env}-seed{run.seed}"
-
-
-def _resumed(args: list[str]) -> str | None:
-    """What follows --resume, or its equals sign: the run's own config has to be known before the rest is read."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--resume", nargs="?")
-    return parser.parse_known_args(args)[0].resume
+    return Path("runs") / f"sft-{run.env_name}-seed{run.seed}"
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command line: an optional config name, then overrides."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        if resume := _resumed(args):
+        if resume := resumed_run(args):
             default = SFTCommand(config_from_json(Path(resume) / "config.json"), _sft_from_json(Path(resume)))
         else:
             name = args.pop(0) if args and not args[0].startswith("-") else "frozen_lake"

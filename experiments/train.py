@@ -11,7 +11,6 @@ A run's folder holds config.json, environment.json, metrics.jsonl, tensorboard/,
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -25,7 +24,15 @@ import tyro
 
 from experiments.assembly import Learner, Rollouts, resolve
 from experiments.configs import RunConfig, changed_fields, config_from_json, config_to_json, load_config
-from experiments.console import CONSOLE, count_compilations, progress_bar, stop_requests, summarise, tell_error
+from experiments.console import (
+    CONSOLE,
+    count_compilations,
+    progress_bar,
+    resumed_run,
+    stop_requests,
+    summarise,
+    tell_error,
+)
 from experiments.records import Records, draw_learning_curve, environment, replace_text
 from experiments.rollout_files import save_rollouts
 from experiments.warm_start import warm_start
@@ -79,7 +86,7 @@ def _train(command: TrainCommand, watchdog: Watchdog, requests: list[int]) -> Pa
         records = Records(where, iteration if resume else None, command.wandb, writes=is_lead())
         if not resume:
             watchdog.feed("evaluation", 0)
-            row = records.add(0, _evaluation(rollouts, learner))
+            row = records.add(0, rollouts.evaluation_row(learner.sampling_params()))
             _save(checkpoints, learner, run, row, next_task)
         first, stop = iteration, False
         with progress_bar(run, iteration) as show:
@@ -97,7 +104,7 @@ def _train(command: TrainCommand, watchdog: Watchdog, requests: list[int]) -> Pa
                 last = iteration == run.iterations
                 if last or iteration % run.evaluation.every == 0:
                     watchdog.feed("evaluation", iteration)
-                    row |= _evaluation(rollouts, learner)
+                    row |= rollouts.evaluation_row(learner.sampling_params())
                 row = records.add(iteration, row)
                 show(row)
                 watchdog.feed("checkpoint", iteration)
@@ -175,28 +182,15 @@ def _save(checkpoints: Checkpoints, learner: Learner, run: RunConfig, row: dict[
     checkpoints.save(row["iteration"], learner.state, meta, success)
 
 
-def _evaluation(rollouts: Rollouts, learner: Learner) -> dict[str, Any]:
-    metrics = rollouts.evaluate(learner.sampling_params()).metrics
-    return {f"eval/{k}": v for k, v in metrics.items()} | {"eval/panel": str(rollouts.panel)}
-
-
 def _default_directory(run: RunConfig) -> Path:
-    env = run.env.split("/")[-1].split("-")[0]
-    return Path("runs") / f"{run.estimator}-{env}-seed{run.seed}"
-
-
-def _resumed(args: list[str]) -> str | None:
-    """What follows --resume, or its equals sign: the run's own config has to be known before the rest is read."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--resume", nargs="?")
-    return parser.parse_known_args(args)[0].resume
+    return Path("runs") / f"{run.estimator}-{run.env_name}-seed{run.seed}"
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command line: an optional config name, then overrides."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        if resume := _resumed(args):
+        if resume := resumed_run(args):
             base = config_from_json(Path(resume) / "config.json")
         else:
             named = bool(args) and not args[0].startswith("-")

@@ -76,10 +76,10 @@ class ALFWorld(gymnasium.Env[str, str]):
         style = PromptStyle(think, cast(protocol.Actions, actions), cast(protocol.Wording, prompt))
         self._style = check_style(style)
         self._strict = strict
-        self._source = (data, receptacles, task_types)
+        self._source = (_folder(data), receptacles, task_types)
         self._engine: Engine | None = None
         self._step = 0
-        check_source(*self._source)
+        check_source(data, receptacles, task_types)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
@@ -157,7 +157,7 @@ class ALFWorld(gymnasium.Env[str, str]):
         from there whoever acted before.
         """
         if name == "planner":
-            commands = iter(plan(_load(split, task, data, receptacles, task_types)))
+            commands = iter(plan(_load(split, task, _folder(data), receptacles, task_types)))
             return lambda observation, info: format_reply(next(commands, "look"), think)
         if name == "searcher":
             expert = SearchingExpert()
@@ -237,12 +237,12 @@ def check_source(data: str, receptacles: int, task_types: str) -> None:
 
 
 @functools.lru_cache(maxsize=KEPT_GAMES)
-def _load(split: str, task: int, data: str, receptacles: int, task_types: str) -> Game:
-    """The game of a task, kept: a group's episodes and a panel's evaluations share it."""
+def _load(split: str, task: int, folder: str, receptacles: int, task_types: str) -> Game:
+    """The game of a task, kept: a group's episodes and a panel's evaluations share it. ``folder`` is `_folder`'s."""
     if split not in ALFWorld.splits:
         raise ValueError(f"ALFWorld has no split {split!r}; there are: {', '.join(ALFWorld.splits)}")
     if task < 0:
         raise ValueError(f"task must be at least 0, got {task}")
-    if folder := _folder(data):
+    if folder:
         return read_game(_file(folder, split, task))
     return generate(split, task, **_generator_options(receptacles, task_types))

@@ -79,6 +79,11 @@ class RunConfig:
     checkpoint_every: int = 10  # iterations
 
     @property
+    def env_name(self) -> str:
+        """Its short name, for folders: "ALFWorld" of "hgpo/ALFWorld-v0"."""
+        return self.env.split("/")[-1].split("-")[0]
+
+    @property
     def env_settings(self) -> dict[str, int | bool | str]:
         """The environment's options, the data folder among them where one is given."""
         return self.env_options | ({"data": self.data} if self.data else {})

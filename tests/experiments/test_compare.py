@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,15 @@ def test_a_run_cut_short_is_resumed(folder: Path, tmp_path: Path, monkeypatch: p
         assert {k: v for k, v in row.items() if not k.endswith(timing)} == {
             k: v for k, v in wanted.items() if not k.endswith(timing)
         }
+
+
+def test_more_iterations_go_on(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "hgpo-seed0", tmp_path / "hgpo-seed0")
+    command = [*COMMAND, "--init", str(folder / "warm_start" / "model"), "--estimators", "hgpo"]
+    compare.main([*command, "--iterations", "3", "--directory", str(tmp_path)])
+    longer = rows(tmp_path / "hgpo-seed0")
+    assert longer[:3] == rows(folder / "hgpo-seed0")
+    assert [row["iteration"] for row in longer] == [0, 1, 2, 3]
 
 
 def test_other_settings_are_not_mixed_in(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

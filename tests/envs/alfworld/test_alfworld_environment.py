@@ -136,8 +136,12 @@ def test_the_originals_folder(folder, monkeypatch):
     rewards, info, _ = play("searcher", 0, "seen", **options)
     assert rewards[-1] == 10
     assert info["won"]
-    # The variable does the same, and so does the folder above.
+    # The variable does the same, and so does the folder above; what was played before it was set is no matter.
+    generated = ALFWorld().reset(options={"task": 0})[0]
+    assert make_panel(ENV, "seen", 3).hash != make_panel(ENV, "seen", 3, 0, **options).hash
     monkeypatch.setenv("ALFWORLD_DATA", str(folder.parent))
+    assert ALFWorld().reset(options={"task": 0})[0] == ALFWorld(**options).reset(options={"task": 0})[0] != generated
+    assert make_panel(ENV, "seen", 3).hash == make_panel(ENV, "seen", 3, 0, **options).hash
     assert make_panel(ENV, "seen", 0).hash == make_panel(ENV, "seen", 0, 0, **options).hash
 
 
