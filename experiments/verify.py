@@ -3,22 +3,24 @@
 python -m experiments.verify advantages DIR
 python -m experiments.verify checkpoint DIR
 python -m experiments.verify alfworld FILE.jsonl
+python -m experiments.verify webshop DIR
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-from experiments import replay_advantages, replay_alfworld, replay_checkpoint
+from experiments import replay_advantages, replay_alfworld, replay_checkpoint, replay_webshop
 
 SHOWN = 5  # problems of an ALFWorld recording; each may be long
+CONTEXT = 60  # characters shown of a text on both sides of its first difference
 
 
 def advantages(directory: Annotated[Path, tyro.conf.Positional]) -> int:
@@ -98,6 +100,44 @@ def alfworld(file: Annotated[Path, tyro.conf.Positional]) -> int:
     return int(bool(report.problems) or not report.steps)
 
 
+def webshop(directory: Annotated[Path, tyro.conf.Positional], show: bool = False) -> int:
+    """Replay recorded WebShop sessions and searches; compare each step, goal, hidden price, hit and score (1e-4).
+
+    Fails at any difference, when a file is missing or damaged, and when there is nothing to compare.
+
+    Args:
+      directory: holds the original's ``items_shuffle*.json``, ``items_ins_v2*.json`` and ``items_human_ins.json``, with
+        ``nouns.json``, ``transcripts.jsonl``, ``search_documents.jsonl`` and ``search_results.jsonl``.
+      show: print both sides of a mismatch whole, rather than around their first difference.
+    """
+    console = _console()
+    compared, failed = 0, False
+    try:
+        for part in replay_webshop.replay(directory):
+            console.print(f"{part.name}: {part.matched} of {part.compared} matched")
+            compared += part.compared
+            if first := part.first:
+                failed = True
+                expected, got = (first.expected, first.got) if show else _around(first.expected, first.got)
+                console.print(f"FAILED: {first.where}: {first.field}: expected {expected!r}, got {got!r}")
+    except ValueError as error:
+        console.print(f"FAILED: {error}")
+        return 1
+    if not compared:
+        console.print(f"FAILED: nothing was compared: no recording in {directory}")
+    return int(failed or not compared)
+
+
+def _around(expected: Any, got: Any) -> tuple[Any, Any]:
+    """Two values; of two texts the surroundings of their first difference."""
+    if not (isinstance(expected, str) and isinstance(got, str)):
+        return expected, got
+    pairs = enumerate(zip(expected, got, strict=False))
+    same = next((place for place, (a, b) in pairs if a != b), min(len(expected), len(got)))
+    seen = slice(max(0, same - CONTEXT), same + CONTEXT)
+    return expected[seen], got[seen]
+
+
 def _console() -> Console:
     return Console(highlight=False, markup=False, soft_wrap=True)
 
@@ -105,7 +145,9 @@ def _console() -> Console:
 def main(args: list[str] | None = None) -> int:
     """Run the subcommand named on the command line; a new check is one more function here."""
     return tyro.extras.subcommand_cli_from_dict(
-        {"advantages": advantages, "checkpoint": checkpoint, "alfworld": alfworld}, args=args, description=__doc__
+        {"advantages": advantages, "checkpoint": checkpoint, "alfworld": alfworld, "webshop": webshop},
+        args=args,
+        description=__doc__,
     )
 
 

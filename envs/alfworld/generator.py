@@ -31,12 +31,12 @@ from envs.alfworld.scenes import (
     OBJECTS,
     SMALLEST,
     TRAINING_ROOMS,
-    Draws,
     Receptacle,
     Room,
     make_room,
     object_id,
 )
+from envs.draws import Draws
 
 FEWEST_OBJECTS = 25  # in a full scene
 SEEN_SHARE = 5  # one goal in five of a training room is asked for in "seen" only
