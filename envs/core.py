@@ -23,6 +23,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 ENTRY_POINTS = {
     "hgpo/FrozenLakeText-v0": "envs.frozen_lake:FrozenLakeText",
     "hgpo/ALFWorld-v0": "envs.alfworld.environment:ALFWorld",
+    "hgpo/WebShop-v0": "envs.webshop.environment:WebShop",
     "hgpo/Discrete-v0": "envs.discrete:DiscreteText",
 }
 

@@ -77,8 +77,12 @@ def splits_to_json(passes: Sequence[Pass]) -> dict[str, Any]:
 
 
 def success_table(passes: Sequence[Pass], task_types: Sequence[str]) -> Table:
-    """In per cent: a row for each split, a column for each type of task, and all of them together."""
+    """In per cent: a row for each split, a column for each type of task, and all of them together.
+
+    Where the environment scores its episodes, one more with the mean score, 0 to 100.
+    """
     names = {f"success/{name}": SHORT_NAMES.get(name, name) for name in task_types} | {"success": "All"}
+    names |= {"score": "Score"} if "score" in statistics(passes)[0] else {}
     return _table(passes, [(metric, name, 100) for metric, name in names.items()])
 
 

@@ -39,9 +39,17 @@ class Imitation:
       learning_rate: at its highest; None chooses one by what is trained.
       steps: optimizer steps in all, over which the rate rises and falls.
       held_out: steps that are only measured; None for none.
+      prompt_weight: of a prompt's token in the loss.
     """
 
-    def __init__(self, run: RunConfig, learning_rate: float | None, steps: int, held_out: Trajectories | None):
+    def __init__(
+        self,
+        run: RunConfig,
+        learning_rate: float | None,
+        steps: int,
+        held_out: Trajectories | None,
+        prompt_weight: float = 0.0,
+    ):
         rate = learning_rate or (1e-4 if run.model.lora_rank else 1e-5 if run.init else 1e-3)
         warmup = round(WARMUP * steps)
         optimizer = dataclasses.replace(
@@ -56,7 +64,9 @@ class Imitation:
         self.learner = Learner(config)
         mesh, optimizer = self.learner.mesh, self.learner.optimizer
         places = None if mesh is None else state_shardings(abstract_params(config.model), optimizer, mesh)
-        self._update = make_supervised_update(self.learner.logprob_fn, optimizer, shardings=places)
+        self._update = make_supervised_update(
+            self.learner.logprob_fn, optimizer, prompt_weight=prompt_weight, shardings=places
+        )
         cold = functools.partial(self.learner.logprob_fn, temperature=COLD)
         self._logprobs = [make_logprobs(fn, mesh=mesh) for fn in (self.learner.logprob_fn, cold)]
         self._held_out = None if held_out is None else self.pack(held_out, (run.seed,))

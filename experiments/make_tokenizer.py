@@ -15,9 +15,14 @@ from envs.alfworld import protocol
 from envs.alfworld.generator import generate
 from envs.alfworld.scenes import OBJECTS, RECEPTACLES
 from envs.frozen_lake import MOVES, VERBS, FrozenLakeText, lake_map, shortest_path
+from envs.webshop import product_types
+from envs.webshop import protocol as webshop_protocol
+from envs.webshop.catalogue import clean_option
+from envs.webshop.pages import BACK, BUY, NEXT, PREVIOUS, SEARCH, SUBPAGES
 
 SHIPPED = Path(tokenization.__file__).parent / "tokenizers"
 LARGEST_NUMBER = 50  # in ALFWorld: of objects and of steps
+HIGHEST_PRICE = 1250  # dollars, in WebShop's generated catalogues
 
 # Words to think aloud with; the same command means the same whatever stands before it.
 _THOUGHTS = (
@@ -82,9 +87,34 @@ def alfworld_texts() -> Iterator[str]:
         yield protocol.format_prompt("", history, about | {"style": style})
 
 
+def webshop_texts() -> Iterator[str]:
+    """Every word of generated catalogues, their goals and pages, and the brief prompts around them: no price in cents,
+    no number of a product; the same whatever is drawn.
+    """
+    for kind in product_types.TYPES:
+        yield " ".join((kind.leaf, kind.noun, *kind.materials, *kind.attributes, kind.category))
+    for name, values in product_types.OPTIONS.values():
+        yield " ".join((name, *map(clean_option, values.split(";"))))
+    yield from (*product_types.BRANDS, *product_types.CATEGORIES.values(), *product_types.PHRASES.values())
+    yield from (*product_types.SYNTHETIC_INSTRUCTIONS, *product_types.HUMAN_INSTRUCTIONS, *product_types.SENTENCES)
+    yield from (part for pair in product_types.BULLETS for part in pair.split(":"))
+    yield from (SEARCH, BACK, PREVIOUS, NEXT, BUY, *SUBPAGES, "an, with color: red, and price lower than 10.00 dollars")
+    yield " ".join(map(str, (*range(LARGEST_NUMBER + 1), *range(0, HIGHEST_PRICE + 1, 10))))
+    styles = itertools.product((True, False), get_args(webshop_protocol.Actions))
+    listed = webshop_protocol.View("results", products=(webshop_protocol.Listed("", "", "10 to 20"),))
+    pages = (webshop_protocol.View("index"), listed, webshop_protocol.View("subpage"))
+    observations = ("WebShop", "Page 1 (Total [SEP] Next >", "< Prev", "page [SEP] Next >")
+    history = [(observation, "search[] click[]") for observation in observations]
+    for (think, actions), page in itertools.product(styles, pages):
+        style = webshop_protocol.PromptStyle(think, actions, "brief")
+        about = {"goal": "", "available_actions": (webshop_protocol.SEARCH_ACTION,), "page": page}
+        yield webshop_protocol.format_prompt("", history, about | {"style": style})
+
+
 _TEXTS = {
     "frozen_lake": _Text(frozen_lake_texts),
     "alfworld": _Text(alfworld_texts, ("<think>", "</think>", "<action>", "</action>", "in/on")),
+    "webshop": _Text(webshop_texts, ("<think>", "</think>", "<action>", "</action>", "search[", "click[")),
 }
 
 
@@ -99,7 +129,7 @@ def make_tokenizer(name: str) -> tokenizers.Tokenizer:
     return tokenization.train_tokenizer(_TEXTS[name].texts(), _TEXTS[name].whole)
 
 
-def main(name: Literal["frozen_lake", "alfworld"], /, directory: Path = SHIPPED) -> None:
+def main(name: Literal["frozen_lake", "alfworld", "webshop"], /, directory: Path = SHIPPED) -> None:
     """Writes ``<directory>/<name>.json``."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer(name)

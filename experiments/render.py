@@ -112,12 +112,17 @@ def _text(text: object) -> str:
 
 def _goal(episode: Episode) -> str:
     """Where the first observation says it in so many words."""
-    found = re.search("Your task is to: (.*)", episode.turns[0].observation) if episode.turns else None
-    return found[1] if found else ""
+    observation = episode.turns[0].observation if episode.turns else ""
+    found = re.search(r"Your task is to: (.*)|Instruction:\s+(?:\[SEP\] )?(.*?)(?: \[SEP\]|\n|$)", observation)
+    return (found[1] or found[2] or "") if found else ""
 
 
 def _outcome(episode: Episode) -> str:
     return '<b class="good">won</b>' if episode.won else '<b class="bad">lost</b>'
+
+
+def _score(episode: Episode) -> list[str]:
+    return [] if episode.score is None else [f"score {100 * episode.score:.1f}"]
 
 
 def _summary(episodes: Sequence[Episode]) -> str:
@@ -163,7 +168,8 @@ def _task(episode: Episode) -> str:
 
 
 def _episode(number: int, episode: Episode, largest: float) -> str:
-    facts = [_outcome(episode), f"return {episode.episode_return:g}", f"{len(episode.turns)} steps", _task(episode)]
+    facts = [_outcome(episode), *_score(episode), f"return {episode.episode_return:g}", f"{len(episode.turns)} steps"]
+    facts.append(_task(episode))
     facts += [_text(episode.task_type)] * bool(episode.task_type)
     facts += [f"seed {episode.seed}", f"episode {episode.episode}"]
     turns = "\n".join(_turn(i, turn, largest) for i, turn in enumerate(episode.turns, 1))

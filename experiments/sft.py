@@ -7,9 +7,9 @@
     python -m experiments.train NAME --init runs/NAME/model   reinforcement from there
 
 The expert plays training tasks in the run's own environment and prompts; the policy learns its replies, token by token,
-and nothing of the prompts. A run's folder holds config.json, sft.json, environment.json, expert.npz (the transcripts),
-metrics.jsonl (a row for each optimizer step), tensorboard/, checkpoints/, loss_curve.png and model/, a Hugging Face
-folder. One process does it all; several devices share the work through --mesh.
+and of the prompts nothing unless --prompt-weight says so. A run's folder holds config.json, sft.json, environment.json,
+expert.npz (the transcripts), metrics.jsonl (a row for each optimizer step), tensorboard/, checkpoints/, loss_curve.png
+and model/, a Hugging Face folder. One process does it all; several devices share the work through --mesh.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _train(run: RunConfig, sft: SFTConfig, where: Path, stopped: Callable[[], bo
     per_epoch = num_minibatches(batch, run)
     total = per_epoch * sft.epochs
     with Checkpoints(where / "checkpoints") as checkpoints:
-        imitation = Imitation(run, sft.learning_rate, total, held_out)
+        imitation = Imitation(run, sft.learning_rate, total, held_out, sft.prompt_weight)
         step = _restore(checkpoints, imitation)
         if step > total:
             raise ValueError(f"epochs is {sft.epochs}, but this run has done {step / per_epoch:.1f}: raise it")

@@ -42,6 +42,7 @@ class Episode:
     won: bool
     episode_return: float
     turns: list[Turn]
+    score: float | None = None  # the benchmark's own, 0 to 1, where the environment gives one
 
 
 class Asked(NamedTuple):
@@ -83,8 +84,8 @@ def episodes_of(rollout: Rollout, log: Log, split: str, seed: int) -> list[Episo
         asked = log[int(trajectory), int(step)]
         turns[trajectory].append(Turn(*asked, bool(valid), float(reward)))
     return [
-        Episode(outcome.task, outcome.task_type, split, i, seed, outcome.won, outcome.episode_return, turns[i])
-        for i, outcome in enumerate(rollout.outcomes)
+        Episode(o.task, o.task_type, split, i, seed, o.won, o.episode_return, turns[i], o.score)
+        for i, o in enumerate(rollout.outcomes)
     ]
 
 

@@ -72,7 +72,7 @@ def test_readme_snippet_runs() -> None:
 def test_readme_file_map_holds() -> None:
     readme = (ROOT / "README.md").read_text()
     packages = [f"hgpo_jax/{name}" for name in ("estimators", "policy", "rollout", "learner")]
-    for package in [*packages, "envs", "envs/alfworld", "experiments"]:
+    for package in [*packages, "envs", "envs/alfworld", "envs/webshop", "experiments"]:
         for path in (ROOT / package).glob("[a-z]*.py"):
             assert f"`{path.stem}`" in readme, f"{path} is missing from README's file map"
 

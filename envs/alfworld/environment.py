@@ -20,8 +20,10 @@ from envs.alfworld.engine import Engine
 from envs.alfworld.experts import SearchingExpert, plan
 from envs.alfworld.game import TASK_TYPES, Game, read_game
 from envs.alfworld.generator import draw_problem, generate
-from envs.alfworld.protocol import PromptStyle, check_style, format_reply, parse_reply
+from envs.alfworld.protocol import PromptStyle, check_style, parse_reply
 from envs.core import Expert
+from envs.draws import Draws
+from envs.replies import format_reply
 
 REWARD_WON = 10.0
 VARIABLE = "ALFWORLD_DATA"  # of the environment: where the original data lies, unless the option ``data`` says
@@ -56,7 +58,7 @@ class ALFWorld(gymnasium.Env[str, str]):
 
     splits: ClassVar = ("train", "seen", "unseen")
     task_types: ClassVar = TASK_TYPES
-    experts: ClassVar = ("planner", "searcher")
+    experts: ClassVar = ("planner", "searcher", "hesitant")
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (gymnasium's name and type)
 
     def __init__(
@@ -154,16 +156,21 @@ class ALFWorld(gymnasium.Env[str, str]):
         **_: Any,
     ) -> Expert:
         """ "planner" knows the scene and takes a shortest way by heart; "searcher" sees what an agent sees, and goes on
-        from there whoever acted before.
+        from there whoever acted before. "hesitant" is a searcher that wastes half of its steps on looking around and
+        on what it carries: one that reinforcement can better.
         """
         if name == "planner":
             commands = iter(plan(_load(split, task, _folder(data), receptacles, task_types)))
             return lambda observation, info: format_reply(next(commands, "look"), think)
-        if name == "searcher":
-            expert = SearchingExpert()
-            return lambda observation, info: format_reply(
-                expert.act(observation, info["admissible_commands"], info["action"]), think
-            )
+        if name in ("searcher", "hesitant"):
+            expert, draws = SearchingExpert(), Draws(f"{split}/{task}")
+
+            def reply(observation: str, info: Mapping[str, Any]) -> str:
+                command = expert.act(observation, info["admissible_commands"], info["action"])
+                hesitates = name == "hesitant" and draws.between(0, 1)
+                return format_reply(draws.choose(("look", "inventory")) if hesitates else command, think)
+
+            return reply
         raise ValueError(f"no expert {name!r} in ALFWorld; there are: {', '.join(ALFWorld.experts)}")
 
     @staticmethod

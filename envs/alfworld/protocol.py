@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
+
+from envs.replies import read_reply
 
 Actions = Literal["listed", "short", "none"]
 Wording = Literal["full", "brief"]
 
 WELCOME = "-= Welcome to TextWorld, ALFRED! =-"
-_CHINESE = re.compile("[一-鿿]")
-_TAIL = 30  # characters taken for the action where the tags are missing
 _INFORMATIONAL = ("examine ", "inventory", "look")  # change nothing: left out of a short list
 
 
@@ -37,24 +36,8 @@ def check_style(style: PromptStyle) -> PromptStyle:
 
 
 def parse_reply(reply: str, think: bool = True) -> tuple[str, bool]:
-    """The action of a reply, in lower case, and whether the reply is valid.
-
-    The action stands between the first ``<action>`` and the first ``</action>``, of any case; where the second comes
-    before the first it is empty. Without both tags the last 30 characters are taken, and the reply is invalid. It is
-    invalid too, though its action is carried out, when it holds Chinese characters or, with ``think``, lacks one of
-    ``<think>`` and ``</think>``.
-    """
-    text = reply.lower()
-    start, end = text.find("<action>"), text.find("</action>")
-    if start < 0 or end < 0:
-        return text[-_TAIL:], False
-    thought = not think or ("<think>" in reply and "</think>" in reply)
-    return text[start + len("<action>") : end].strip(), thought and not _CHINESE.search(reply)
-
-
-def format_reply(command: str, think: bool = True) -> str:
-    """A valid reply with this action and no reasoning."""
-    return f"{'<think></think>' if think else ''}<action>{command}</action>"
+    """The action and whether the reply is valid (`read_reply`); without tags the last 30 characters are taken."""
+    return read_reply(reply, think, tail=30)
 
 
 def format_prompt(observation: str, history: Sequence[tuple[str, str]], info: Mapping[str, Any]) -> str:

@@ -80,16 +80,18 @@ class Shop:
         ``<a> ATTRIBUTE``, ``<c> CATEGORY`` (one word) and ``<q> QUERY`` find all products that have exactly this, in
         the catalogue's order; other queries the best `FOUND` of the search index. By lot (``<r>``) draws the session.
         """
+        word, _, rest = query.partition(" ")
+        if word in ("<a>", "<c>", "<q>"):  # of all spellings of such a query one is kept: each may find everything
+            query = f"{word} {(rest.split(' ')[0] if word == '<c>' else rest).strip()}"
         return self._find(query) if len(query) > LONGEST_CACHED else self._cached(query)
 
     def _find(self, query: str) -> Sequence[int]:
-        word, _, rest = query.partition(" ")
-        products, wanted = self.catalogue.products, rest.strip()
+        word, _, wanted = query.partition(" ")
+        products = self.catalogue.products
         if word == "<a>":
             return tuple(place for place, product in enumerate(products) if wanted in product.attributes)
         if word == "<c>":
-            category = rest.split(" ")[0].strip()
-            return tuple(place for place, product in enumerate(products) if product.category == category)
+            return tuple(place for place, product in enumerate(products) if product.category == wanted)
         if word == "<q>":
             return tuple(place for place, product in enumerate(products) if product.query == wanted)
         return tuple(self.index.search(query, FOUND))

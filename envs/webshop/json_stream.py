@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -61,7 +62,7 @@ def _members(path: Path, kind: str) -> Iterator[tuple[str, Any]]:
             stream.take(last)
             if stream.peek():
                 raise ValueError(f"goes on after its closing {last!r}")
-    except (ValueError, RecursionError, EOFError, gzip.BadGzipFile) as error:
+    except (ValueError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path}: not a complete JSON {kind}, at element {number}: {error}") from error
 
 

@@ -94,7 +94,7 @@ def page_url(page: Page, session: str, catalogue: Sequence[Product]) -> str:
 def observation(nodes: Iterable[Node], mode: Mode) -> str:
     """The page as text: stripped pieces between " [SEP] ", or one a line with what can be clicked marked."""
     if mode == "text":
-        return " [SEP] ".join([node.text.strip() for node in _parsed(nodes)])
+        return " [SEP] ".join([text.strip() for text, _, _ in nodes if text.strip() or _is_seen(text)])
     said, lines = "", []
     for text, kind, clicked in _parsed(nodes):
         if kind == "text":
@@ -159,9 +159,12 @@ def _done(product: Product, page: Page) -> list[Node]:
 
 
 def _parsed(nodes: Iterable[Node]) -> Iterator[Node]:
-    """As an HTML parser leaves them: blank text with a line end in it vanishes, other blank text is one space."""
+    """As an HTML parser leaves them: of blank text that is seen one space."""
     for node in nodes:
-        if node.text.strip(_ASCII_SPACES):
-            yield node
-        elif node.text and "\n" not in node.text:
-            yield node._replace(text=" ")
+        if _is_seen(node.text):
+            yield node if node.text.strip(_ASCII_SPACES) else node._replace(text=" ")
+
+
+def _is_seen(text: str) -> bool:
+    """Blank text with a line end in it vanishes."""
+    return bool(text) and ("\n" not in text or bool(text.strip(_ASCII_SPACES)))

@@ -10,6 +10,7 @@ near-ties come in Lucene's order.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -18,9 +19,9 @@ import zlib
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from envs.webshop.catalogue import Product
 
 _K1, _B = np.float32(0.9), np.float32(0.4)
+_ABOVE_0 = np.finfo(np.float32).tiny  # far below any score
 _BATCH = 64  # terms of a query whose postings are added up together: bounds the memory of a very long one
 
 # The file: this, CRC-32 of all that follows, D, N, T, P (int64 each) and the arrays in the order of their fields.
@@ -58,6 +60,7 @@ class SearchIndex:
     documents: np.ndarray
     saturations: np.ndarray
     path: Path | None = None
+    _met: dict[str, _WeightedTerm] = field(default_factory=dict, init=False, repr=False)  # terms asked for so far
 
     @classmethod
     def build(cls, documents: Iterable[str]) -> SearchIndex:
@@ -128,23 +131,22 @@ class SearchIndex:
             total += np.bincount(found, np.concatenate(parts), self.num_documents)
         scores = total.astype(np.float32)
         candidates = np.flatnonzero(scores >= _at_most_nth(scores, limit))
-        candidates = candidates[scores[candidates] > 0]
         best = candidates[np.argsort(-scores[candidates], kind="stable")[:limit]]
         return list(zip(best.tolist(), scores[best].tolist(), strict=True))
 
     def _look_up(self, query: str) -> list[_WeightedTerm]:
         """Those of the query's terms that the index has."""
         counts = Counter(analyzer.terms(query))
-        hashes = np.fromiter(map(_hash, counts), np.uint64, len(counts))
-        places = np.searchsorted(self.hashes, hashes)
-        found = []
-        for place, wanted, count in zip(places.tolist(), hashes, counts.values(), strict=True):
+        new = [term for term in counts if term not in self._met]
+        hashes = np.fromiter(map(_hash, new), np.uint64, len(new))
+        for term, place, wanted in zip(new, np.searchsorted(self.hashes, hashes).tolist(), hashes, strict=True):
             if place < len(self.hashes) and self.hashes[place] == wanted:
                 start, end = self.offsets[place : place + 2].tolist()
                 df = end - start
                 idf = np.float32(np.log(1 + (self.counted - df + 0.5) / (df + 0.5)))
-                found.append(_WeightedTerm(np.float32(count) * idf, slice(start, end)))
-        return found
+                self._met[term] = _WeightedTerm(idf, slice(start, end))
+        found = [(self._met.get(term), count) for term, count in counts.items()]
+        return [_WeightedTerm(np.float32(count) * met.weight, met.postings) for met, count in found if met]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index to a file, whole or not at all.
@@ -155,21 +157,18 @@ class SearchIndex:
         Raises:
             OSError: if it can't be written.
         """
+        with _replacing(Path(path)) as file:
+            self._write(file)
+
+    def _write(self, file: BinaryIO) -> None:
         sizes = np.array([self.num_documents, self.counted, len(self.hashes), len(self.documents)], np.int64)
         parts = [sizes, self.hashes, self.offsets, self.documents, self.saturations]
         checksum = 0
         for part in parts:
             checksum = zlib.crc32(part.data, checksum)
-        place = Path(path)
-        temporary = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
-        try:
-            with temporary.open("xb") as file:
-                file.write(_MAGIC + checksum.to_bytes(8, "little"))
-                for part in parts:
-                    file.write(part.data)
-            os.replace(temporary, place)
-        finally:
-            temporary.unlink(missing_ok=True)
+        file.write(_MAGIC + checksum.to_bytes(8, "little"))
+        for part in parts:
+            file.write(part.data)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SearchIndex:
@@ -204,9 +203,9 @@ class SearchIndex:
 
 
 class _WeightedTerm(NamedTuple):
-    """A term of a query."""
+    """A term that the index has."""
 
-    weight: np.float32  # w of the formula
+    weight: np.float32  # w of the formula; for a term not of a query that of one that has it once
     postings: slice
 
 
@@ -249,8 +248,21 @@ def load_or_build(documents: Iterable[str], cache_dir: str | os.PathLike[str]) -
         except ValueError as error:
             print(f"search index: {error}; it is built anew", file=sys.stderr, flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    SearchIndex.build(documents).save(path)
+    with _replacing(path) as file:  # which fails at once where nothing can be written
+        SearchIndex.build(documents)._write(file)
     return SearchIndex.load(path)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file, which takes the place of another once it is complete."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _key(documents: Iterable[str]) -> str:
@@ -293,10 +305,12 @@ def quantised_lengths(length: np.ndarray) -> np.ndarray:
 
 
 def _at_most_nth(scores: np.ndarray, n: int) -> np.float32:
-    """A bound that at least ``n`` scores reach where so many are above 0, and few more: found without sorting them.
+    """A bound above 0 that at least ``n`` scores reach, where so many are above 0, and few more: found without sorting.
 
     The n-th best of the blocks' maxima is no better than the n-th best of all.
     """
     width = max(1, len(scores) // (16 * n))
+    if width == 1:  # so few are sorted as fast
+        return _ABOVE_0
     maxima = scores[: len(scores) // width * width].reshape(-1, width).max(axis=1)
-    return np.partition(maxima, len(maxima) - n)[len(maxima) - n] if len(maxima) >= n else np.float32(0)
+    return max(np.partition(maxima, len(maxima) - n)[len(maxima) - n], _ABOVE_0)

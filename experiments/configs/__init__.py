@@ -135,6 +135,8 @@ class SFTConfig:
     # At its highest; left out, 1e-5 for all parameters of a loaded model, 1e-4 for adapters, 1e-3 for random weights.
     learning_rate: float | None = None
     minibatch_steps: int | None = None  # steps to an optimizer step; the run's learner.minibatch_steps unless given
+    # Of a prompt's token in the loss, where a reply's has 1. Above 0 a model from random weights also learns to read.
+    prompt_weight: float = 0.0
     held_out: float = 0.05  # share of the won episodes on which the loss is only measured
 
     def __post_init__(self) -> None:
@@ -146,6 +148,8 @@ class SFTConfig:
             raise ValueError(f"minibatch_steps is {self.minibatch_steps}, but has to be at least 1")
         if self.learning_rate is not None and not self.learning_rate > 0:
             raise ValueError(f"learning_rate is {self.learning_rate}, but has to be above 0")
+        if not 0 <= self.prompt_weight < float("inf"):
+            raise ValueError(f"prompt_weight is {self.prompt_weight}, but has to be 0 or more")
         for name, share in (("slips", self.slips), ("held_out", self.held_out)):
             if not 0 <= share < 1:
                 raise ValueError(f"{name} is {share}, expected a share from 0 to below 1")

@@ -22,13 +22,16 @@ def make_supervised_update(
     logprob_fn: LogprobFn,
     optimizer: optax.GradientTransformation,
     *,
+    prompt_weight: float = 0.0,
     shardings: TrainState | None = None,
 ) -> Callable[[Any, Any, StepBatch], tuple[Any, Any, jax.Array]]:
     """``update(params, opt_state, batch) -> (params, opt_state, loss)``, one jit, the first two donated.
 
-    The loss of a mini-batch is -mean of log p(token | what precedes it) over its response tokens; each takes one
-    optimizer step, its gradient summed over its parts. Empty mini-batches take none. ``loss``
-    f32 [] is the mean over the mini-batches that are not empty, in nats a token; NaN where a gradient is not finite.
+        loss = -sum_t w_t log p(token_t | what precedes it) / sum_t w_t
+
+    over a mini-batch, with w = 1 for response tokens and ``prompt_weight`` for those of prompts but the first. Each
+    takes one optimizer step, its gradient summed over its parts. Empty mini-batches take none. ``loss`` f32 [] is the
+    mean over the mini-batches that are not empty, in nats a token; NaN where a gradient is not finite.
 
     ``opt_state`` is float32 whatever the parameters are. Where they hold low-rank adapters, it is that of the adapters,
     and the rest stays as it is (`hgpo_jax.learner.update.init_state` makes such a one).
@@ -36,19 +39,24 @@ def make_supervised_update(
     Args:
       logprob_fn: the policy.
       optimizer: any of optax's.
+      prompt_weight: 0 or more. A model from random weights learns to read by it, on many more tokens than replies have.
       shardings: on a mesh, of a state with this optimizer; kept, so that the next call compiles nothing.
     """
     places = None if shardings is None else adapters.split(shardings.params)[0]
 
-    def part_loss(trained: Any, frozen: Any, part: Block, num_tokens: jax.Array) -> jax.Array:
+    def part_loss(trained: Any, frozen: Any, part: Block, total_weight: jax.Array) -> jax.Array:
+        mask_BT = part["loss_mask"]
+        if prompt_weight:  # predict every token
+            part = part | {"response_index": jnp.broadcast_to(jnp.arange(mask_BT.shape[1]), mask_BT.shape)}
         logprob_BT, _ = predict(logprob_fn, adapters.join(trained, frozen), part)
-        return -jnp.where(part["loss_mask"], logprob_BT, 0.0).sum() / num_tokens
+        weight_BT = _token_weights(part, prompt_weight)
+        return -jnp.where(weight_BT > 0, weight_BT * logprob_BT, 0.0).sum() / total_weight
 
     def step(trained: Any, opt_state: Any, frozen: Any, block: Block) -> tuple[Any, Any, jax.Array]:
-        num_tokens = block["loss_mask"].sum().astype(jnp.float32)
+        total_weight = _token_weights(block, prompt_weight).sum()
 
         def accumulate(total: Any, part: Block) -> tuple[Any, jax.Array]:
-            loss, grads = jax.value_and_grad(part_loss)(trained, frozen, part, num_tokens)
+            loss, grads = jax.value_and_grad(part_loss)(trained, frozen, part, total_weight)
             grads = in_float32(grads)
             if places is not None:
                 grads = jax.lax.with_sharding_constraint(grads, places)
@@ -78,6 +86,12 @@ def make_supervised_update(
         return jax.jit(update, donate_argnums=(0, 1))
     outputs = shardings.params, shardings.opt_state, shardings.step
     return jax.jit(update, donate_argnums=(0, 1), out_shardings=outputs)
+
+
+def _token_weights(block: Block, prompt_weight: float) -> jax.Array:
+    """1 for response tokens, ``prompt_weight`` for the others that something precedes, 0 for padding: f32 [.., T]."""
+    follows = (block["segment_ids"] > 0) & (block["positions"] > 0)
+    return jnp.where(block["loss_mask"], 1.0, prompt_weight * follows)
 
 
 def pack_replies(

@@ -50,6 +50,7 @@ class Outcome(NamedTuple):
     won: bool
     episode_return: float
     steps: int
+    score: float | None = None  # the benchmark's own, 0 to 1, where the environment gives one
 
 
 class Rollout(NamedTuple):
@@ -192,8 +193,8 @@ def collect(
         The batch, sorted by trajectory and step, and the metrics ``success``, ``episode_return``,
         ``episode_length``, ``valid_action_share``, ``response_length``, ``response_cut_share`` and
         ``prompt_cut_share`` (of the steps), ``episodes``, ``tokens`` (of the responses), ``seconds`` and
-        ``tokens_per_second``; with ``task_types`` also ``success/<type>`` (NaN without an episode) and
-        ``episodes/<type>``. And the outcome of each episode.
+        ``tokens_per_second``; ``score`` where ``info["score"]`` gives one; with ``task_types`` also
+        ``success/<type>`` (NaN without an episode) and ``episodes/<type>``. And the outcome of each episode.
 
     Raises:
         ValueError: without tasks, or for a ``group_size`` or a limit of ``config`` below 1.
@@ -360,7 +361,7 @@ def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
         if name.startswith("success/"):
             weights = np.array([part[name.replace("success", "episodes")] for part in parts])
             return float(values[weights > 0] @ weights[weights > 0] / weights.sum()) if weights.any() else np.nan
-        per_episode = name in ("success", "episode_return", "episode_length")
+        per_episode = name in ("success", "score", "episode_return", "episode_length")
         return float(np.average(values, weights=episodes if per_episode else steps))
 
     merged = {name: merge(name, np.array([part[name] for part in parts])) for name in parts[0]}
@@ -370,10 +371,13 @@ def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _outcomes(batch: Trajectories, episodes: Sequence[_Episode]) -> list[Outcome]:
     returns = np.bincount(batch.trajectory, batch.reward, len(episodes))
     steps = np.bincount(batch.trajectory, minlength=len(episodes))
-    return [
-        Outcome(e.task, e.info.get("task_type", ""), bool(e.info["won"]), float(returns[e.index]), int(steps[e.index]))
-        for e in episodes
-    ]
+
+    def ended(e: _Episode) -> Outcome:
+        won, task_type, score = bool(e.info["won"]), e.info.get("task_type", ""), e.info.get("score")
+        score = None if score is None else float(score)
+        return Outcome(e.task, task_type, won, float(returns[e.index]), int(steps[e.index]), score)
+
+    return [ended(episode) for episode in episodes]
 
 
 def _metrics(
@@ -393,6 +397,9 @@ def _metrics(
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
     }
+    scores = [outcome.score for outcome in outcomes if outcome.score is not None]
+    if scores:
+        metrics["score"] = float(np.mean(scores))
     for name in task_types:
         won = [outcome.won for outcome in outcomes if outcome.task_type == name]
         metrics |= {f"success/{name}": float(np.mean(won)) if won else np.nan, f"episodes/{name}": len(won)}

@@ -113,6 +113,7 @@ def test_an_unknown_environment_is_named():
         ("hgpo/ALFWorld-v0", {"receptacles": "five"}, "receptacles is 'five', expected a whole number"),
         ("hgpo/ALFWorld-v0", {"receptacles": True}, "receptacles is True, expected a whole number"),
         ("hgpo/ALFWorld-v0", {"task_types": 5}, "task_types is 5, expected text"),
+        ("hgpo/WebShop-v0", {"human": "no"}, "human is 'no', expected True or False"),
         (LAKE, {"size": "5"}, "size is '5', expected a whole number"),
     ],
 )

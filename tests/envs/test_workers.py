@@ -105,11 +105,11 @@ def test_random_scripts_give_what_one_process_gives(lakes, script):
                 assert_same(*(v.step(tuple(replies)) for v in lakes))
 
 
-@pytest.mark.parametrize("env_id", [LAKE, "hgpo/ALFWorld-v0"])
+@pytest.mark.parametrize("env_id", [LAKE, "hgpo/ALFWorld-v0", "hgpo/WebShop-v0"])
 def test_a_rollout_is_the_same(env_id):
     """Two waves of groups, episodes of different lengths, and a worker killed meanwhile."""
     env = environment_class(env_id)
-    options = {"receptacles": 5} if "ALF" in env_id else {}
+    options = {"hgpo/ALFWorld-v0": {"receptacles": 5}, "hgpo/WebShop-v0": {"products": 60}}.get(env_id, {})
     play, tokenizer = scripted_act(random_policy(env_id, 0), ByteTokenizer()), ByteTokenizer()
 
     def roll(vector, act=play):

@@ -133,6 +133,27 @@ class TestScripted:
         assert {len(e.turns) for e in episodes} == {3}
         assert not any("before" in turn.prompt for e in episodes for turn in e.turns)
 
+    def test_a_shop_has_a_score_beside_success(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("WEBSHOP_DATA", raising=False)
+        args = ["shopper", "--config", "webshop_tiny", "--splits", "test", "--tasks", "20", "--seeds", "1", "2"]
+        evaluate.main([*args, "--render", "page.html"])
+        said = capsys.readouterr().out
+        record = json.loads(Path("runs/evaluate-shopper-WebShop/evaluation.json").read_text())
+        (first, second) = record["splits"]["test"]["passes"]
+        scores = [outcome["score"] for outcome in first["outcomes"]]
+        assert all(0 <= score <= 1 for score in scores)
+        assert first["outcomes"] == second["outcomes"]
+        score, success = first["metrics"]["score"], first["metrics"]["success"]
+        assert score == pytest.approx(np.mean(scores))
+        assert success == np.mean([score == 1 for score in scores]) < score < 1
+        assert re.search(rf"split +All +Score *\n.*\n *test +{100 * success:.1f}±0\.0 +{100 * score:.1f}±0\.0", said)
+        assert "WebShop: a generated catalogue, 300 products, synthetic goals" in said
+        page = Path("page.html").read_text()
+        assert page.count(" · score ") == 20
+        assert "with color: " in page.split("<section")[0], "the goals stand in the table of contents"
+
     def test_another_environment_leaves_the_configs_options(self) -> None:
         config = dataclasses.replace(load_config("frozen_lake"), env="a", env_options={"size": 5}, data="there")
         same, other = Settings(env="a").apply(config), Settings(env="b", env_options={"x": 1}).apply(config)
@@ -171,6 +192,11 @@ class TestTable:
             ["seen", "100.0±0.0", "-", "-", "37.5±12.5"],
         ]
         assert self.lines(success_table(passes[:1], ())) == [["split", "All"], ["seen", "50.0"]]
+        scored = [one(1, 0.5, 1.0, score=0.75), one(2, 0.25, 1.0, score=0.5)]
+        assert self.lines(success_table(scored, ())) == [
+            ["split", "All", "Score"],
+            ["seen", "37.5±12.5", "62.5±12.5"],
+        ]
         assert self.lines(further_table(passes)) == [
             ["split", "return", "reply", "(tokens)"],
             ["seen", "2.0±0.0", "3.5±0.5"],
@@ -288,6 +314,27 @@ class TestEndpoint:
         said = capsys.readouterr().out
         assert f"endpoint: {steps} answers, 0 of them bad, {10 * steps:,} tokens of prompts" in said
         assert json.loads((self.FOLDER / "evaluation.json").read_text()) == record
+
+    def test_a_shop(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A server that buys the first hit for the task's words."""
+        monkeypatch.delenv("WEBSHOP_DATA", raising=False)
+
+        def buy_first(prompt: str) -> str:
+            actions = re.findall(r"'((?:search|click)\[.*\])'", prompt.split("possible here:")[1])
+            if actions[0].startswith("search"):
+                action = f"search[{re.findall('Your task: (.*)', prompt)[0]}]"
+            else:
+                action = "click[buy now]" if "click[buy now]" in actions else actions[2]
+            return f"<think>Well.</think> <action>{action}</action>"
+
+        settings = Settings(env="hgpo/WebShop-v0", env_options={"products": 300}, max_steps=5)
+        with chat(lambda prompt, before: completion(buy_first(prompt))) as (server, endpoint):
+            record = run("endpoint", endpoint=endpoint, settings=settings, splits=("test",))
+        for one in record["splits"]["test"]["passes"]:
+            assert [outcome["steps"] for outcome in one["outcomes"]] == [3] * 6
+            assert one["metrics"]["valid_action_share"] == 1
+            assert 0.3 < one["metrics"]["score"] < 1
+        assert len(server.requests) == 36
 
     def test_the_same_command_asks_for_nothing_twice(self) -> None:
         with chat(lambda prompt, before: completion(greedy(prompt))) as (server, endpoint):

@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 
 from envs.alfworld import protocol
 from envs.alfworld.environment import ALFWorld
-from envs.alfworld.protocol import format_reply, parse_reply
+from envs.alfworld.protocol import parse_reply
 from envs.alfworld.scenes import OBJECTS, RECEPTACLES
 from envs.frozen_lake import MOVES, VERBS, FrozenLakeText
+from envs.replies import format_reply
+from envs.webshop import protocol as webshop_protocol
+from envs.webshop.environment import WebShop
+from experiments.configs import load_config
 from experiments.make_tokenizer import SHIPPED, main, make_tokenizer
 from hgpo_jax.policy.tokenization import UNK, Tokenizer, load_tokenizer
 
@@ -38,7 +42,7 @@ def alfworld() -> Tokenizer:
     return tokenizer
 
 
-@pytest.mark.parametrize("name", ["frozen_lake", "alfworld"])
+@pytest.mark.parametrize("name", ["frozen_lake", "alfworld", "webshop"])
 def test_the_shipped_file_is_what_the_maker_makes(name: str, tmp_path: Path) -> None:
     main(name, directory=tmp_path)  # pyright: ignore[reportArgumentType]
     assert (tmp_path / f"{name}.json").read_text() == (SHIPPED / f"{name}.json").read_text()
@@ -136,6 +140,47 @@ def test_a_reply_means_the_same_after_tokens_and_back(
     assert parse_reply(again, think) == parse_reply(reply, think) == (command.format(*things), True)
 
 
+def shopped(task: int, rng: np.random.Generator, **options) -> Iterator[tuple[str, str, dict]]:
+    """Prompt, reply and info of each step on both experts' ways through a shop, and then on a walk by lot."""
+    env = WebShop(**options)
+    for expert in (*WebShop.experts, ""):
+        observation, info = env.reset(options={"task": task})
+        walk = WebShop.make_expert(expert, task, "train", **options) if expert else None
+        history: list[tuple[str, str]] = []
+        terminated = False
+        while not terminated and len(history) < 12:
+            reply = walk(observation, info) if walk else WebShop.random_reply(rng, info)
+            yield env.format_prompt(observation, history[-2:], info), reply, info
+            seen = observation
+            observation, _, terminated, _, info = env.step(reply)
+            history.append((seen, info["action"]))
+
+
+def test_nothing_of_brief_shops_is_unknown_and_replies_mean_the_same() -> None:
+    """Also the prompts fit into the small experiment's limits."""
+    tokenizer, rng = load_tokenizer("webshop"), np.random.default_rng(0)
+    tiny = load_config("webshop_tiny")
+    styles = itertools.product((True, False), get_args(webshop_protocol.Actions), (True, False))
+    texts: list[str] = []
+    for task, (think, actions, human) in zip(range(32), itertools.cycle(styles), strict=False):
+        options = {"products": 300, "human": human, "prompt": "brief", "think": think, "actions": actions}
+        for prompt, reply, info in shopped(task, rng, **options):
+            texts += [prompt, reply]
+            again = tokenizer.decode([*tokenizer.encode(reply), tokenizer.eos_ids[0]])
+            said, heard = (webshop_protocol.parse_reply(text, think) for text in (reply, again))
+            assert heard[1]
+            meant, understood = (webshop_protocol.understood(action, info) for action, _ in (said, heard))
+            assert meant == understood or meant.startswith("search[")
+            assert tokenizer.encode(meant) == tokenizer.encode(understood)
+            if actions == "none":
+                assert len(tokenizer.encode(prompt)) <= tiny.rollout.max_prompt_length
+                assert len(tokenizer.encode(reply)) < tiny.rollout.max_response_length
+    assert len(texts) > 1000
+    assert isinstance(tokenizer, Tokenizer)
+    assert not unknown_words(texts, tokenizer)
+    assert tokenizer.vocab_size <= tiny.model.vocab_size
+
+
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match=r"no texts for 'chess', choose from \['alfworld', 'frozen_lake'\]"):
+    with pytest.raises(ValueError, match=r"no texts for 'chess', choose from \['alfworld', 'frozen_lake', 'webshop'\]"):
         make_tokenizer("chess")

@@ -90,6 +90,19 @@ def test_every_figure_is_there(path):
     assert [attributes["class"] for tag, attributes in page.elements if tag == "i"] == ["good", "bad"]
 
 
+@pytest.mark.parametrize(
+    "observation",
+    [
+        "WebShop [SEP] Instruction: [SEP] i need a stool, below 40 dollars [SEP] Search",
+        "WebShop\nInstruction: \ni need a stool, below 40 dollars\n[button] Search [button_]\n",
+    ],
+)
+def test_a_shops_instruction_and_score(path, observation):
+    shopping = episode(turn(observation=observation), turn(observation="bought"), score=2 / 3)
+    page = read(path, shopping)
+    assert "1. i need a stool, below 40 dollars lost · score 66.7 · return 0" in " ".join(page.text.split())
+
+
 def test_the_table_leads_to_the_episodes(path):
     page = read(path, *[episode(episode=i) for i in range(3)])
     targets = [link.removeprefix("#") for link in page.having("href")]

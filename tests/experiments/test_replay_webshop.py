@@ -1,7 +1,9 @@
 """The check of recorded WebShop sessions: faithful ones pass, every kind of difference and damage is shown."""
 
+import gzip
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from envs.webshop.goals import make_goals
 from envs.webshop.pages import Mode
 from experiments.verify import main
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "webshop"  # recorded from the original code and from Lucene 8.11
 ACTIONS = ("search[oak stool]", "click[b1]", "click[red]", "click[description]", "click[< prev]", "click[buy now]")
 
 
@@ -97,6 +100,19 @@ def test_a_faithful_recording_matches(verify):
         "synthetic goals, text_rich: goals: 2 of 2 matched",
         "synthetic goals, text_rich: steps: 7 of 7 matched",
         "search: queries: 2 of 2 matched",
+    ]
+
+
+def test_the_original_and_lucene_are_matched(tmp_path, capsys):
+    for packed in GOLDEN.glob("*.gz"):
+        (tmp_path / packed.stem).write_bytes(gzip.decompress(packed.read_bytes()))
+    main(["webshop", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "search: queries: 150 of 150 matched" in said
+    assert [line.split("steps: ")[1] for line in said.splitlines() if "steps: " in line] == [
+        "373 of 373 matched",
+        "185 of 185 matched",
+        "117 of 117 matched",
     ]
 
 

@@ -36,7 +36,7 @@ def test_one_line_an_episode_and_back(tmp_path: Path) -> None:
     write_transcripts(path, [EPISODE, EPISODE])
     lines = path.read_text(encoding="utf-8").splitlines()
     assert len(lines) == 2
-    fields = ("task", "task_type", "split", "episode", "seed", "won", "episode_return", "turns")
+    fields = ("task", "task_type", "split", "episode", "seed", "won", "episode_return", "turns", "score")
     assert tuple(json.loads(lines[0])) == fields
     assert json.loads(lines[0])["turns"][1] == {
         "observation": "goal",

@@ -1,5 +1,6 @@
 """Maximum likelihood on packed rows: the loss by hand, parts, and empty mini-batches."""
 
+import functools
 from typing import Any
 
 import chex
@@ -9,9 +10,11 @@ import numpy as np
 import optax
 
 from hgpo_jax import adapters
-from hgpo_jax.config import LearnerConfig
+from hgpo_jax.config import LearnerConfig, ModelConfig
 from hgpo_jax.learner.packing import unpack_tokens
 from hgpo_jax.learner.supervised import imitation_metrics, make_supervised_update, minibatches, pack_replies
+from hgpo_jax.policy.logprobs import response_logprobs
+from hgpo_jax.policy.transformer import Transformer, init_params
 from hgpo_jax.types import StepBatch
 
 VOCAB = 5
@@ -32,9 +35,9 @@ def pack(responses: list[list[int]], rows_per_device: int | None = None) -> Step
     return pack_replies([np.array([3, 4], np.int32)] * len(replies), replies, config=config, seed=0)
 
 
-def run(batch: StepBatch) -> tuple[Any, float]:
+def run(batch: StepBatch, prompt_weight: float = 0.0) -> tuple[Any, float]:
     optimizer = optax.sgd(0.5)
-    update = make_supervised_update(logprob_fn, optimizer)
+    update = make_supervised_update(logprob_fn, optimizer, prompt_weight=prompt_weight)
     params = {"logits": jnp.zeros(VOCAB)}
     params, _, loss = update(params, optimizer.init(params), batch)
     chex.assert_shape(params["logits"], (VOCAB,))
@@ -50,6 +53,27 @@ def test_one_step_by_hand() -> None:
     np.testing.assert_allclose(params, -0.5 * (1 / VOCAB - frequency), atol=1e-6)
 
 
+def test_prompts_count_by_their_weight_but_for_their_first_token() -> None:
+    # Prompts 3 4 | 3 4, of which the 4s follow something; weights 5 of replies and 2 * 0.5 of prompts.
+    params, loss = run(pack([[1, 1, 2], [1, 2]]), prompt_weight=0.5)
+    np.testing.assert_allclose(loss, np.log(VOCAB), rtol=1e-6)
+    frequency = np.array([0, 3, 2, 0, 2 * 0.5]) / 6
+    np.testing.assert_allclose(params, -0.5 * (1 / VOCAB - frequency), atol=1e-6)
+
+
+def test_a_real_decoder_predicts_prompts_where_they_count() -> None:
+    model = ModelConfig(VOCAB, 8, 16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4)
+    params, fn = init_params(model, jax.random.key(0)), functools.partial(response_logprobs, Transformer(model))
+    batch, optimizer = pack([[1, 1, 2], [1, 2]]), optax.sgd(0.5)
+    row = {name: array[0, 0] for name, array in vars(batch).items() if name != "steps"}
+    logprob, _ = fn(params, row["tokens"], row["positions"], row["segment_ids"])  # of every token that follows one
+    weight = np.where(row["loss_mask"], 1, 0.25 * ((row["segment_ids"] > 0) & (row["positions"] > 0)))
+    update = make_supervised_update(fn, optimizer, prompt_weight=0.25)
+    _, _, loss = update(params, optimizer.init(params), batch)
+    np.testing.assert_allclose(loss, -(weight * logprob).sum() / weight.sum(), rtol=1e-5)
+    assert weight.sum() == 5 + 2 * 0.25
+
+
 def test_parts_change_nothing() -> None:
     responses = [[1] * 9, [1, 2] * 4, [0] * 7, [2] * 12]  # one to a row
     whole, _ = run(pack(responses))
@@ -57,6 +81,7 @@ def test_parts_change_nothing() -> None:
     assert batch.tokens.shape[:3] == (1, 4, 1)
     parts, _ = run(batch)
     np.testing.assert_allclose(parts, whole, atol=1e-6)
+    np.testing.assert_allclose(run(batch, 0.3)[0], run(pack(responses), 0.3)[0], atol=1e-6)
 
 
 def test_loss_falls_and_padding_minibatches_take_no_step() -> None:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from envs.core import environment_class, make_vector
+from envs.core import TextVectorEnv, environment_class, make_vector
 from envs.frozen_lake import MOVES, FrozenLakeText, lake_map, shortest_path
 from hgpo_jax.config import MeshConfig, ModelConfig, RolloutConfig, SamplingConfig
 from hgpo_jax.policy.sampling import SampleOutput, Sampler, make_sampler
@@ -105,6 +105,41 @@ def test_two_processes_collect_what_one_would():
     )
     assert merged["seconds"] == max(f["seconds"] for f in figures)
     assert merged["tokens_per_second"] == merged["tokens"] / merged["seconds"]
+
+
+def test_scores_are_averaged_over_episodes_of_any_length():
+    """Of an unfinished episode too: it says so itself."""
+    env = FrozenLakeText()
+
+    class Scored(FrozenLakeText):
+        def step(self, action):
+            observation, reward, terminated, truncated, info = super().step(action)
+            return observation, reward, terminated, truncated, info | {"score": 0.25 if terminated else 0.0}
+
+    act = Script(lambda i, prompt, turn: "go down" if i == 0 else "go up")  # into a hole, one episode after another
+    half = dataclasses.replace(CONFIG, max_steps=2)
+    rollout = collect(
+        act,
+        {},
+        TextVectorEnv([Scored] * 4),
+        [0],
+        4,
+        half,
+        jax.random.key(0),
+        sampling=SamplingConfig(),
+        format_prompt=env.format_prompt,
+        tokenizer=TOKENIZER,
+    )
+    assert [outcome.score for outcome in rollout.outcomes] == [0.25, 0.25, 0.0, 0.0]
+    assert rollout.metrics["score"] == 0.125
+    assert rollout.metrics["success"] == 0
+    more = rollout.metrics | {"episodes": 12, "score": 0.625, "episode_length": 99.0}
+    assert merge_metrics([rollout.metrics, more])["score"] == 0.5
+
+
+def test_environments_without_a_score_have_no_such_metric():
+    _, metrics = roll(Script(lambda *_: "go up"), tasks=(0,), group_size=1)
+    assert "score" not in metrics
 
 
 def test_groups_trajectories_and_steps_are_numbered_in_order():

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.alfworld.protocol import PromptStyle, check_style, format_prompt, format_reply, parse_reply
+from envs.alfworld.protocol import PromptStyle, check_style, format_prompt, parse_reply
+from envs.replies import format_reply
 
 INTRO = (
     "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly around you, you see "

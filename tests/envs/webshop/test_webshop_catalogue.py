@@ -1,5 +1,6 @@
 """Loading: what the original's cleaning gives, worked out by hand; streaming; and what bad files are told."""
 
+import copy
 import gzip
 import itertools
 import json
@@ -19,6 +20,7 @@ from envs.webshop.catalogue import (
     make_catalogue,
     read_prices,
 )
+from envs.webshop.goals import make_goals
 from envs.webshop.json_stream import read_array, read_object
 
 MUG = {
@@ -317,3 +319,71 @@ def test_an_early_flaw_is_told_before_the_whole_file_is_read(tmp_path, monkeypat
     path.write_bytes(b"[{1: 2}" + b" " * 10_000 + b"\xff")  # the last byte, if it were read, would be the complaint
     with pytest.raises(ValueError, match="at element 0: Expecting property name"):
         list(read_array(path))
+
+
+FILES = {"items.json": [MUG, {**MUG, "asin": "B2"}], "ins.json": ATTRIBUTES, "human.json": HUMAN}
+
+
+@pytest.fixture(params=FILES)
+def damage(tmp_path, request):
+    """Reads a catalogue with other contents in one of its files: None where the file is refused, by its name."""
+    paths = {name: tmp_path / name for name in FILES}
+    for name, content in FILES.items():
+        paths[name].write_text(json.dumps(content))
+
+    def read(content, suffix=""):
+        path = tmp_path / f"damaged.json{suffix}"
+        path.write_bytes(content)
+        try:
+            return load_catalogue(*({**paths, request.param: path}.values()))
+        except ValueError as error:
+            told = str(error)
+        assert told.startswith(f"{path}: ")
+        return None
+
+    return request.param, read
+
+
+def test_files_cut_anywhere(damage):
+    name, read = damage
+    whole = json.dumps(FILES[name]).encode()
+    for suffix, content in (("", whole), (".gz", gzip.compress(whole))):
+        assert read(content, suffix)
+        assert not any(read(content[:end], suffix) for end in range(len(content)))
+
+
+def test_packed_files_with_a_flaw_anywhere(damage):
+    name, read = damage
+    content = gzip.compress(json.dumps(FILES[name]).encode())
+    intact = read(content, ".gz")
+    for place, bit in itertools.product(range(len(content)), (1, 16, 128)):
+        flawed = content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :]
+        assert read(flawed, ".gz") in (None, intact)  # some bytes of its head say nothing of the contents
+
+
+def places(content, path=()):
+    yield path
+    inner = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in inner:
+        yield from places(value, (*path, key))
+
+
+def test_any_value_of_another_kind(damage):
+    name, read = damage
+    for path, odd in itertools.product(
+        places(FILES[name]), (None, 3, 1e999, True, "\0\ud800", [], {}, [[{}]], {"a": [3]})
+    ):
+        changed = {"all": copy.deepcopy(FILES[name])}
+        inner = changed
+        for key in ("all", *path)[:-1]:
+            inner = inner[key]
+        inner[("all", *path)[-1]] = odd
+        catalogue = read(json.dumps(changed["all"]).encode())
+        if catalogue:
+            for human in (False, True):
+                told = ""
+                try:
+                    make_goals(catalogue, human=human)
+                except ValueError as error:
+                    told = str(error)
+                assert re.match("$|no goal: items_|items_ins_v2: B000000001: instruction needs", told)

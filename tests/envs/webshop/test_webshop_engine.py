@@ -4,7 +4,7 @@ import pickle
 import re
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from envs.webshop.catalogue import make_catalogue
@@ -161,6 +161,18 @@ def test_special_queries():
         assert found(query)[0] == 0
 
 
+def test_all_spellings_of_a_special_query_share_one_answer():
+    shop = make_shop()
+    for kind, spellings in (
+        ("c", ("garden", "garden ", "garden x")),
+        ("a", ("oak", " oak ")),
+        ("q", ("lamps", "lamps  ")),
+    ):
+        answers = [shop.search(f"<{kind}> {words}") for words in spellings]
+        assert answers[0]
+        assert all(answer is answers[0] for answer in answers)
+
+
 def test_products_by_lot_depend_on_the_seed_and_are_all_different():
     def listed(seed):
         session, products = play("search[<r>]", seed=seed), []
@@ -257,3 +269,68 @@ def test_huge_actions_and_pages():
     for _ in range(9_999):
         session.step("click[next >]")
     assert "Page 10000 (Total results: 50)" in session.observation
+
+
+NAMES = ("Search", "Back to Search", "< Prev", "Next >", "Buy Now", "Description", "Attributes", "B0", "b0", "nan", "")
+ODD = (
+    *NAMES,
+    "a [b] c",
+    "]",
+    "[",
+    "a/b",
+    'the "best"',
+    "it's",
+    "\0",
+    "\ud800",
+    " ",
+    "\n",
+    "<b>&amp;",
+    "İ",
+    "ΑΣ",
+    "x" * 3000,
+)
+TEXTS = st.one_of(st.sampled_from(ODD), st.text(st.characters(codec=None), max_size=6))
+OPTIONS = st.dictionaries(
+    TEXTS, st.none() | st.lists(TEXTS.map(lambda value: {"value": value}), max_size=3), max_size=3
+)
+PRICES = st.sampled_from((None, "", "$1", "$1 - $2", "$5 - $1", "$" + "9" * 400, "$٣", "$0"))
+ODD_ENTRIES = st.builds(
+    entry,
+    st.just(0),
+    asin=TEXTS.map(lambda text: text[:10]).filter(lambda text: text != "nan"),
+    **dict.fromkeys(("name", "full_description", "category", "query", "product_category"), TEXTS),
+    small_description=TEXTS | st.lists(TEXTS, max_size=2),
+    pricing=PRICES,
+    customization_options=OPTIONS,
+)
+SOME = st.lists(TEXTS, min_size=1, max_size=2)
+MARKS = st.fixed_dictionaries({"attributes": SOME, "instruction": TEXTS, "instruction_attributes": SOME})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    entries=st.lists(ODD_ENTRIES, min_size=1, max_size=3, unique_by=lambda entry: entry["asin"]),
+    marks=MARKS,
+    options=SOME,
+    switches=st.fixed_dictionaries({"strict": st.booleans(), "show_attributes": st.booleans()}),
+    mode=st.sampled_from(("text", "text_rich")),
+    actions=st.lists(st.one_of(*[st.integers(0, 15)] * 6, TEXTS.map("search[{}]".format)), min_size=3, max_size=9),
+)
+def test_no_catalogue_crashes_a_session(entries, marks, options, switches, mode, actions):
+    """Names of products, asins and options that are like buttons, brackets, no text or not even Unicode."""
+    asin = entries[0]["asin"]
+    human = {"instruction": marks["instruction"], "instruction_attributes": marks["attributes"]}
+    catalogue = make_catalogue(entries, [(asin, marks)], [(asin, [human | {"instruction_options": options}])])
+    for human_goals in (True, False)[: 1 + all(catalogue.products[0].options.values())]:  # no value, no synthetic goal
+        goals = make_goals(catalogue, human=human_goals)
+        session = Session(Shop(catalogue, goals, heuristic(), mode=mode, **switches), 0)
+        for action in ("search[<r>]", 0, *actions, "click[buy now]"):
+            if isinstance(action, int):
+                names = session.clickables or [""]
+                action = f"click[{names[-1 - action % len(names)]}]"  # from the end: products and options
+            reward, done = session.step(action)
+            assert 0 <= reward <= 1
+            assert done or reward == 0
+            assert Session.resume(session._shop, session.state).observation == session.observation
+            assert len(set(session.clickables)) == len(session.clickables)
+            assert session.url.startswith("http://127.0.0.1:3000/")

@@ -2,8 +2,12 @@
 
 import math
 import pickle
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -244,3 +248,43 @@ def test_the_text_of_a_product() -> None:
     options = {"color": ("red", "Dark Blue"), "size": ("x | y",)}
     assert document_text(product(options=options)) == ("red shoe it fits. light color: red, dark blue, and size: x | y")
     assert document_text(product(description="", bullets=())) == "red shoe   "
+
+
+class Documents:
+    """Counts how often it is read."""
+
+    read = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.read += 1
+        return iter(PETS)
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that nobody can write to")
+def test_a_folder_that_cannot_be_written_is_told_before_the_index_is_built() -> None:
+    documents = Documents()
+    with pytest.raises(OSError, match=r"search-.*\.index"):
+        load_or_build(documents, "/proc/self")
+    assert documents.read == 1  # for its name
+
+
+def test_processes_that_build_the_same_index_at_once(tmp_path: Path) -> None:
+    code = (
+        "import sys; from envs.webshop.search import load_or_build\n"
+        "documents = [f'word{n} word{n % 7}' for n in range(2000)]\n"
+        "sys.stdin.readline(); print(load_or_build(documents, sys.argv[1]).search('word3', 3))"
+    )
+    start = partial(subprocess.Popen, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    processes = [start([sys.executable, "-c", code, str(tmp_path)]) for _ in range(3)]
+    answers = [process.communicate("go\n") for process in processes]
+    assert answers == [("[3, 10, 17]\n", "")] * 3
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_was_asked_before_changes_no_answer() -> None:
+    documents = random_documents(300)
+    used = SearchIndex.build(documents)
+    for query in ("w1 w1 w2", "w1", "unknown w1 w2", "w2 w3 w3"):
+        assert used.scores(query) == SearchIndex.build(documents).scores(query)
+    assert set(used._met) == {"w1", "w2", "w3"}  # terms that it doesn't have aren't kept
+    assert pickle.loads(pickle.dumps(used)).scores("w1 w2") == used.scores("w1 w2")
