@@ -29,7 +29,7 @@ def play(
     """Lets the expert play ``sft.episodes`` training tasks, once each, from task ``seed * 1_000_000 + FIRST_TASK`` on.
 
     Args:
-      rollouts: of the run, with groups of one.
+      rollouts: of the run, with groups of one and as many steps as the expert may take.
       sft: who plays, how many episodes, and how often it slips.
       show: told how many are over.
       stopped: asked between two waves of episodes; True ends it.
@@ -62,7 +62,7 @@ def play(
     if not parts:
         raise ValueError(
             f"the expert won none of {episodes} episodes of at most {config.rollout.max_steps} steps: raise "
-            "rollout.max_steps, or choose another --expert"
+            "--max-steps, or choose another --expert"
         )
     batch, most = join(parts), config.rollout.max_response_length
     longest = max(map(len, batch.response_tokens))

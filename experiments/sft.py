@@ -172,8 +172,9 @@ def _restore(checkpoints: Checkpoints, imitation: Imitation) -> int:
 def _transcripts(rollouts: Rollouts, sft: SFTConfig, path: Path, stopped: Callable[[], bool]) -> Trajectories | None:
     """The expert's episodes, from the disk if they are there: what is trained on is always what was stored."""
     if not path.exists():
+        player = rollouts if sft.max_steps is None else _with_steps(rollouts, sft.max_steps)
         with _progress_bar("expert", sft.episodes, 0) as show:
-            played = demonstrations.play(rollouts, sft, show, stopped)
+            played = demonstrations.play(player, sft, show, stopped)
         if played is None:
             return None
         demonstrations.save(played, path)
@@ -183,6 +184,11 @@ def _transcripts(rollouts: Rollouts, sft: SFTConfig, path: Path, stopped: Callab
     if full := sum(len(prompt) == limit for prompt in played.prompt_tokens):
         CONSOLE.print(f"{full} prompts fill rollout.max_prompt_length ({limit}): longer ones are cut from the left")
     return played
+
+
+def _with_steps(rollouts: Rollouts, max_steps: int) -> Rollouts:
+    config = rollouts.config
+    return Rollouts(dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, max_steps=max_steps)))
 
 
 def _episodes(batch: Trajectories) -> int:

@@ -156,8 +156,8 @@ class ALFWorld(gymnasium.Env[str, str]):
         **_: Any,
     ) -> Expert:
         """ "planner" knows the scene and takes a shortest way by heart; "searcher" sees what an agent sees, and goes on
-        from there whoever acted before. "hesitant" is a searcher that wastes half of its steps on looking around and
-        on what it carries: one that reinforcement can better.
+        from there whoever acted before. "hesitant" is a searcher that spends half of its steps on looking around: one
+        that reinforcement can better.
         """
         if name == "planner":
             commands = iter(plan(_load(split, task, _folder(data), receptacles, task_types)))
@@ -168,7 +168,7 @@ class ALFWorld(gymnasium.Env[str, str]):
             def reply(observation: str, info: Mapping[str, Any]) -> str:
                 command = expert.act(observation, info["admissible_commands"], info["action"])
                 hesitates = name == "hesitant" and draws.between(0, 1)
-                return format_reply(draws.choose(("look", "inventory")) if hesitates else command, think)
+                return format_reply("look" if hesitates else command, think)
 
             return reply
         raise ValueError(f"no expert {name!r} in ALFWorld; there are: {', '.join(ALFWorld.experts)}")

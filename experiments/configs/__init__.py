@@ -128,6 +128,7 @@ class SFTConfig:
 
     expert: str = ""  # the environment's expert of this name; "" is its best
     episodes: int = 512  # that it plays; those that it does not win are left out
+    max_steps: int | None = None  # of each; the run's rollout.max_steps unless given
     # Share of the steps at which another reply than the expert's is carried out. They are not learned; how it goes on
     # from there is. For an expert that looks, such as ALFWorld's "searcher", and not one that plays by heart.
     slips: float = 0.0
@@ -142,6 +143,8 @@ class SFTConfig:
     def __post_init__(self) -> None:
         if self.episodes < 1:
             raise ValueError(f"episodes is {self.episodes}, but has to be at least 1")
+        if self.max_steps is not None and self.max_steps < 1:
+            raise ValueError(f"max_steps is {self.max_steps}, but has to be at least 1")
         if self.epochs < 1:
             raise ValueError(f"epochs is {self.epochs}, but has to be at least 1")
         if self.minibatch_steps is not None and self.minibatch_steps < 1:

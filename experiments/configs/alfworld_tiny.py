@@ -35,7 +35,16 @@ from hgpo_jax.config import (
     SamplingConfig,
 )
 
-SFT = SFTConfig(expert="searcher", episodes=4096, epochs=1, slips=0.2, learning_rate=2e-3, minibatch_steps=32)
+SFT = SFTConfig(
+    expert="hesitant",
+    episodes=2560,
+    max_steps=30,
+    epochs=2,
+    slips=0.2,
+    learning_rate=4e-3,
+    minibatch_steps=32,
+    prompt_weight=0.3,
+)
 
 CONFIG = RunConfig(
     env="hgpo/ALFWorld-v0",
@@ -43,29 +52,29 @@ CONFIG = RunConfig(
     tokenizer="alfworld",
     model=ModelConfig(
         vocab_size=296,  # 293 words, rounded up so that a mesh can divide them
-        hidden_size=96,
-        intermediate_size=240,
-        num_layers=4,
+        hidden_size=128,
+        intermediate_size=320,
+        num_layers=2,
         num_heads=4,
         num_kv_heads=2,
-        head_dim=24,
+        head_dim=32,
         rope_theta=10_000.0,
     ),
-    iterations=60,
-    hgpo=HGPOConfig(context_length=2, alpha=1.0, normalize_std=False),
-    gigpo=GiGPOConfig(normalize_std=False),
-    grpo=GRPOConfig(normalize_std=False),
-    loss=LossConfig(kl_coef=0.05, entropy_coef=0.0),
-    optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=5, b2=0.95),
+    iterations=20,
+    hgpo=HGPOConfig(context_length=2, alpha=1.0),
+    gigpo=GiGPOConfig(),
+    grpo=GRPOConfig(),
+    loss=LossConfig(kl_coef=0.0, entropy_coef=0.0),
+    optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=5, b2=0.95),
     learner=LearnerConfig(minibatch_steps=256, row_length=256, old_logprob="behavior"),
     rollout=RolloutConfig(
         tasks=16,
         group_size=8,
         history_length=2,
-        max_steps=15,
+        max_steps=12,
         max_prompt_length=240,
         max_response_length=12,
-        eval_sampling=SamplingConfig(temperature=0.4),
+        eval_sampling=SamplingConfig(temperature=1.0),  # the policy as it is trained
     ),
-    evaluation=EvaluationConfig(every=10, tasks=120, split="unseen"),
+    evaluation=EvaluationConfig(every=10, tasks=240, split="unseen"),
 )

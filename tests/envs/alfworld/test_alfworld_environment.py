@@ -58,6 +58,22 @@ def test_experts_win_ten_points_at_the_end(expert, task):
     assert info["task_type"] == ALFWorld.task_types[task]
 
 
+def test_the_hesitant_expert_wastes_half_of_its_steps_and_wins_all_the_same():
+    wasted, steps = 0, 0
+    for task in range(60):
+        policy, env = ALFWorld.make_expert("hesitant", task, "train", **TINY), ALFWorld(**TINY)
+        observation, info = env.reset(options={"task": task})
+        replies = []
+        while not info["won"]:
+            replies.append(policy(observation, info))
+            observation, _, _, _, info = env.step(replies[-1])
+            wasted += info["action"] == "look"
+        steps += len(replies)
+        again = ALFWorld.make_expert("hesitant", task, "train", **TINY)
+        assert again(*ALFWorld(**TINY).reset(options={"task": task})) == replies[0]
+    assert 0.45 < wasted / steps < 0.55  # of some 700 steps: three standard deviations
+
+
 def test_what_a_step_tells():
     env = ALFWorld(**TINY, think=False, actions="short")
     intro, info = env.reset(options={"task": 3, "split": "seen"})
