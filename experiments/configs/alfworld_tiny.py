@@ -6,8 +6,8 @@
 
 Claim: success on rooms that were never trained in rises by 20 points or more over the warm start within 30 minutes.
 
-Ours, AMD EPYC, nothing else running: the warm start took 9 minutes, a run of 20 iterations 3.8 to 4.5. Success in per cent
-on 240 unseen games (panel unseen-240-seed0-816cc0ab1eeb), mean and standard deviation of two seeds, one warm start,
+Ours, AMD EPYC, nothing else running: the warm start took 9 minutes, a run of 20 iterations 3.8 to 4.5. Success in per
+cent on 240 unseen games (panel unseen-240-seed0-816cc0ab1eeb), mean and standard deviation of two seeds, a warm start,
 replies drawn at temperature 1, the policy as it is trained; one measurement of 240 games has a standard error of 3.2:
 
                before   after 10 iterations   after 20      gain     after 20, at temperature 0.4
@@ -17,8 +17,8 @@ replies drawn at temperature 1, the policy as it is trained; one measurement of 
 
 The three do not differ by more than chance.
 
-What is learned: the expert that the warm start imitates looks around at half of its steps ("hesitant"), an episode has 12,
-and reinforcement unlearns the waste. It teaches hardly any new skill: a warm start from the searching expert
+What is learned: the expert that the warm start imitates looks around at half of its steps ("hesitant"), an episode has
+12, and reinforcement unlearns the waste. It teaches hardly any new skill: a warm start from the searching expert
 (``--sft.expert searcher``), which does not hesitate, had 36 to 46 per cent on 120 games of up to 15 steps, and
 HGPO added 6 at most. What remains is copying: after an action that is not possible, most of the next ones are not
 possible either. From that warm start the gradients of two batches of 128 episodes have a cosine of 0.07
