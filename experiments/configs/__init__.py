@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
 import json
 import pkgutil
@@ -162,11 +163,13 @@ def load_config(name: str) -> RunConfig:
     """``CONFIG`` of ``experiments/configs/<name>.py``.
 
     Raises:
-      ValueError: no such file; the message lists those there are.
+      ValueError: no such file; the message lists those of a similar name, or all where there are none.
     """
     names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
     if name not in names:
-        raise ValueError(f"no config named {name!r} in experiments/configs; there are: {', '.join(names)}")
+        similar = difflib.get_close_matches(name, names, n=5)
+        there_are = f"similar names: {', '.join(similar)}" if similar else f"there are: {', '.join(names)}"
+        raise ValueError(f"no config named {name!r} in experiments/configs; {there_are}")
     return importlib.import_module(f"{__name__}.{name}").CONFIG
 
 

@@ -211,7 +211,7 @@ def test_adapters_of_a_loaded_model_learn(tmp_path: Path) -> None:
         (["--held-out", "1"], "held_out is 1.0, expected a share from 0 to below 1"),
         (["--learning-rate", "-1"], "learning_rate is -1.0, but has to be above 0"),
         (["--resume", "nowhere"], "nowhere/config.json is missing"),
-        (["lake"], "no config named 'lake'"),
+        (["lake"], "no config named 'lake' in experiments/configs; there are: alfworld_"),
         (
             ["--processes.count", "2", "--processes.id", "0", "--processes.coordinator", "HOST:1"],
             "sft runs in one process: leave --processes out",

@@ -230,7 +230,7 @@ def test_wandb_gets_every_scalar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["frozen_lakes"], "no config named 'frozen_lakes' in experiments/configs; there are: alfworld_"),
+        (["frozen_lakes"], "no config named 'frozen_lakes' in experiments/configs; similar names: frozen_lake"),
         (["--resume", "nowhere"], "nowhere/config.json is missing"),
         (["--resume", str(CHECKPOINT)], "not a run's config of this version"),
         (["--directory", f"{CHECKPOINT}/config.json"], "Not a directory"),
