@@ -28,7 +28,15 @@ ENTRY_POINTS = {
 }
 
 
+ASCII = "".join(map(chr, range(32, 127))) + "\n"  # the characters that samples of text spaces are drawn from
+
 Expert = Callable[[str, Mapping[str, Any]], str]  # (observation, info) -> reply; called once a step, from the first
+
+
+def check_choice(option: str, value: object, choices: Sequence[object]) -> None:
+    """Raises a ValueError where an environment's option has a value that is none of its choices."""
+    if value not in choices:
+        raise ValueError(f"the option {option} is {value!r}, expected one of {', '.join(map(str, choices))}")
 
 
 class StepInfo(TypedDict):

@@ -15,15 +15,15 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Text
 
-from envs.core import Expert
+from envs.core import ASCII, Expert
 from envs.discrete_games import is_certain, kept_game, open_game, plan_of, wording_of
+from envs.replies import format_reply
 
 FIRST_TEST_SEED = 2**30  # training seeds lie below
 PANEL_STRIDE = 1_000_000  # tasks between the panels of two seeds
 PANEL_WINDOW = 10_000  # of them looked at for starts that differ
 
 _REPLY = re.compile(r"<action>(.*?)</action>", re.DOTALL)
-_CHARSET = "".join(map(chr, range(32, 127))) + "\n"
 
 
 def seed_of(task: int, split: str) -> int:
@@ -85,9 +85,9 @@ class DiscreteText(gymnasium.Env[str, str]):
         self._win_above = win_above or self._told.win_above
         self._strict = strict
         own = self._env.observation_space if isinstance(self._env.observation_space, Text) else Text(1)
-        longest, charset = max(8192, own.max_length), own.character_set | set(_CHARSET)
+        longest, charset = max(8192, own.max_length), own.character_set | set(ASCII)
         self.observation_space = Text(longest, min_length=0, charset=charset)
-        self.action_space = Text(8192, min_length=0, charset=_CHARSET)
+        self.action_space = Text(8192, min_length=0, charset=ASCII)
         self._seen: str | None = None
         self._admissible: tuple[str, ...] = ()
 
@@ -148,7 +148,7 @@ class DiscreteText(gymnasium.Env[str, str]):
     @staticmethod
     def random_reply(rng: np.random.Generator, info: Mapping[str, Any]) -> str:
         """One of the admissible actions, each as likely as any other."""
-        return format_reply(info["admissible"][rng.integers(len(info["admissible"]))])
+        return format_reply(info["admissible"][rng.integers(len(info["admissible"]))], think=False)
 
     @staticmethod
     def make_expert(
@@ -159,7 +159,7 @@ class DiscreteText(gymnasium.Env[str, str]):
         if name not in DiscreteText.experts:
             raise ValueError(f"no expert {name!r} of {game}; there is: {', '.join(DiscreteText.experts)}")
         plan, names = plan_of(game, settings), wording_of(kept_game(game, settings), actions).actions
-        return lambda observation, info: format_reply(names[plan[observation]])
+        return lambda observation, info: format_reply(names[plan[observation]], think=False)
 
     @staticmethod
     def panel_tasks(split: str, count: int, seed: int, /, **kwargs: Any) -> list[int]:
@@ -187,8 +187,3 @@ def parse_reply(reply: str, names: Sequence[str]) -> str | None:
     found = _REPLY.findall(reply.lower())
     name = " ".join(found[0].split()) if len(found) == 1 else ""
     return name if name in names else None
-
-
-def format_reply(name: str) -> str:
-    """A valid reply with this action and no reasoning."""
-    return f"<action>{name}</action>"

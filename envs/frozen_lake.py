@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 from gymnasium.spaces import Text
 
-from envs.core import Expert
+from envs.core import ASCII, Expert
 
 Split = Literal["train", "test"]
 
@@ -37,7 +37,6 @@ SEEDS_PER_TASK = 1000
 
 _TILES = {"S": "ice", "F": "ice", "H": "hole", "G": "goal"}
 _COMMAND = re.compile(rf"\b(?:{'|'.join(VERBS)})\s+(?:to\s+the\s+(left|right)|(up|down))\b")
-_REPLY_CHARSET = "".join(map(chr, range(32, 127))) + "\n"
 _INSTRUCTION = "cross the frozen lake to the goal\nreply with one move like go up or go to the left"
 
 
@@ -150,7 +149,7 @@ class FrozenLakeText(gymnasium.Env[str, str]):
         self.size = size
         self.render_mode = render_mode
         self.observation_space = Text(96, charset="abcdefghijklmnopqrstuvwxyz ")
-        self.action_space = Text(512, min_length=0, charset=_REPLY_CHARSET)
+        self.action_space = Text(512, min_length=0, charset=ASCII)
         self.layout: tuple[str, ...] = ()
         self.lake: FrozenLakeEnv | None = None
 

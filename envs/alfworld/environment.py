@@ -21,7 +21,7 @@ from envs.alfworld.experts import SearchingExpert, plan
 from envs.alfworld.game import TASK_TYPES, Game, read_game
 from envs.alfworld.generator import draw_problem, generate
 from envs.alfworld.protocol import PromptStyle, check_style, parse_reply
-from envs.core import Expert
+from envs.core import ASCII, Expert
 from envs.draws import Draws
 from envs.replies import format_reply
 
@@ -29,8 +29,6 @@ REWARD_WON = 10.0
 VARIABLE = "ALFWORLD_DATA"  # of the environment: where the original data lies, unless the option ``data`` says
 KEPT_GAMES = 4096  # parsed games kept in memory, at most
 PANEL_STRIDE = 1_000_000  # generated games between the panels of two seeds
-
-_CHARSET = "".join(map(chr, range(32, 127))) + "\n"
 
 
 class ALFWorld(gymnasium.Env[str, str]):
@@ -73,8 +71,8 @@ class ALFWorld(gymnasium.Env[str, str]):
         render_mode: str | None = None,
     ):
         self.render_mode = render_mode
-        self.observation_space = Text(8192, charset=_CHARSET)
-        self.action_space = Text(8192, min_length=0, charset=_CHARSET)
+        self.observation_space = Text(8192, charset=ASCII)
+        self.action_space = Text(8192, min_length=0, charset=ASCII)
         style = PromptStyle(think, cast(protocol.Actions, actions), cast(protocol.Wording, prompt))
         self._style = check_style(style)
         self._strict = strict

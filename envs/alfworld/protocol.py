@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
+from envs.core import check_choice
 from envs.replies import read_reply
 
 Actions = Literal["listed", "short", "none"]
@@ -29,9 +30,8 @@ def check_style(style: PromptStyle) -> PromptStyle:
     Raises:
         ValueError: a choice that does not exist.
     """
-    for name, value, choices in (("actions", style.actions, Actions), ("prompt", style.wording, Wording)):
-        if value not in get_args(choices):
-            raise ValueError(f"the option {name} is {value!r}, expected one of {', '.join(get_args(choices))}")
+    check_choice("actions", style.actions, get_args(Actions))
+    check_choice("prompt", style.wording, get_args(Wording))
     return style
 
 

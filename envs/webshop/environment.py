@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Text
 
-from envs.core import Expert
+from envs.core import ASCII, Expert
 from envs.replies import format_reply
 from envs.webshop import protocol
 from envs.webshop.catalogue import Product
@@ -25,8 +25,6 @@ from envs.webshop.source import Stock, catalogue_hash, describe, open_stock, sou
 
 REWARD_WON = 10.0
 QUERY_WORDS = 4  # of a search by lot, at most
-
-_CHARSET = "".join(map(chr, range(32, 127))) + "\n"
 
 
 class _AnyText(Text):
@@ -89,8 +87,8 @@ class WebShop(gymnasium.Env[str, str]):
         render_mode: str | None = None,
     ):
         self.render_mode = render_mode
-        self.observation_space = _AnyText(2**20, charset=_CHARSET)
-        self.action_space = _AnyText(8192, min_length=0, charset=_CHARSET)
+        self.observation_space = _AnyText(2**20, charset=ASCII)
+        self.action_space = _AnyText(8192, min_length=0, charset=ASCII)
         style = PromptStyle(think, cast(protocol.Actions, actions), cast(protocol.Wording, prompt))
         self._style = check_style(style)
         if mode != "text" and style.wording == "brief":

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
+from envs.core import check_choice
 from envs.replies import read_reply
 from envs.webshop.pages import NEXT, Kind
 
@@ -67,9 +68,8 @@ def check_style(style: PromptStyle) -> PromptStyle:
     Raises:
         ValueError: a choice that does not exist.
     """
-    for name, value, choices in (("actions", style.actions, Actions), ("prompt", style.wording, Wording)):
-        if value not in get_args(choices):
-            raise ValueError(f"the option {name} is {value!r}, expected one of {', '.join(get_args(choices))}")
+    check_choice("actions", style.actions, get_args(Actions))
+    check_choice("prompt", style.wording, get_args(Wording))
     return style
 
 
@@ -148,15 +148,12 @@ def format_prompt(observation: str, history: Sequence[tuple[str, str]], info: Ma
         history: the last (observation, action) pairs, oldest first.
         info: as `WebShop` gives it: ``step`` (actions taken so far), ``goal``, ``available_actions``, ``page``,
             ``style``.
-
-    Half of a surrogate pair, which damaged data may hold and no tokenizer reads, becomes a question mark.
     """
     style: PromptStyle = info["style"]
     if style.wording == "brief":
-        prompt = _brief(history, info, style)
-    elif len(prompt := _full(observation, history, info, style)) > LONGEST_PROMPT:
-        prompt = _full(observation, [], info, style)
-    return prompt.encode("utf-8", "replace").decode("utf-8")
+        return _brief(history, info, style)
+    prompt = _full(observation, history, info, style)
+    return _full(observation, [], info, style) if len(prompt) > LONGEST_PROMPT else prompt
 
 
 def _full(observation: str, history: Sequence[tuple[str, str]], info: Mapping[str, Any], style: PromptStyle) -> str:

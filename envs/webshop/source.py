@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+from envs.core import check_choice
 from envs.webshop import nouns
 from envs.webshop.catalogue import HOW_TO_GET, Catalogue, Product, catalogue_files, load_catalogue
 from envs.webshop.engine import Shop
@@ -61,9 +62,8 @@ def source_of(data: str = "", **options: Any) -> Source:
     if given.get("nouns", _RULES[0]) not in _RULES:
         given["nouns"] = str(Path(given["nouns"]).resolve())
     source = Source(str(Path(folder).resolve()) if folder else "", **given)
-    for name, choices in (("mode", get_args(Mode)), ("goal_split", SPLIT_MODES)):
-        if (value := getattr(source, name)) not in choices:
-            raise ValueError(f"the option {name} is {value!r}, expected one of {', '.join(choices)}")
+    check_choice("mode", source.mode, get_args(Mode))
+    check_choice("goal_split", source.goal_split, SPLIT_MODES)
     if source.folder and (source.products or source.max_options != MOST_OPTIONS):
         where = f"data ({data})" if data else f"the variable {VARIABLE} ({folder})"
         raise ValueError(

@@ -17,7 +17,7 @@ import pickle
 import statistics
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,13 +112,13 @@ def median_seconds(function: Callable[[], object], repeats: int, prepare: Callab
     return statistics.median(seconds)
 
 
-def bytes_of_games(found: list[Source]) -> float:
-    """Memory that a parsed game keeps, on average."""
+def bytes_of_each(make: Callable[[], Sequence[object]]) -> float:
+    """Memory that each of the objects made keeps, on average."""
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        games = [source.parse() for source in found]
-        return (tracemalloc.get_traced_memory()[0] - before) / len(games)
+        made = make()
+        return (tracemalloc.get_traced_memory()[0] - before) / len(made)
     finally:
         tracemalloc.stop()
 
@@ -142,7 +142,7 @@ def measure(benchmark: Benchmark) -> dict[str, float]:
         "steps a second": sum(map(len, scripts)) / playing,
         "parse, ms": 1e3 * parsing / len(games),
         "reset, ms": 1e3 * median_seconds(reset, benchmark.repeats) / len(games),
-        "memory, kB a game": bytes_of_games(found) / 1e3,
+        "memory, kB a game": bytes_of_each(lambda: [source.parse() for source in found]) / 1e3,
         "pickled, kB a game": statistics.mean(len(pickle.dumps(game)) for game in games) / 1e3,
     }
 

@@ -304,6 +304,8 @@ def _reset(vector_env: SyncVectorEnv, wave: Sequence[_Episode], split: str) -> N
 
 def _prompt(episode: _Episode, format_prompt: PromptFormat, tokenizer: AnyTokenizer) -> tuple[str, np.ndarray]:
     text = format_prompt(episode.observation, episode.memory.entries, episode.info)
+    # Half of a surrogate pair, which data or a reply may hold, is read by no tokenizer: it becomes a question mark.
+    text = text.encode("utf-8", "replace").decode("utf-8")
     tokens = np.asarray(tokenizer.encode_prompt(text), np.int32)
     if not len(tokens):
         raise ValueError(f"the prompt of task {episode.task} has no tokens: {text!r}")

@@ -15,7 +15,7 @@ from tiny import ROOT, SETTINGS, rows, wait_for
 
 from envs.core import Expert
 from envs.frozen_lake import FrozenLakeText, shortest_path
-from experiments import demonstrations, sft, train
+from experiments import demonstrations, imitation, sft, train
 from experiments.assembly import Learner, Rollouts
 from experiments.configs import SFTConfig, config_from_json, load_config
 from experiments.records import Records
@@ -237,6 +237,18 @@ def test_a_loss_that_explodes_ends_the_run_unsaved(capsys: pytest.CaptureFixture
     error = error_of([*ARGS, "--learning-rate", "1e38", "--directory", str(tmp_path)], capsys)
     assert "or its gradient is not finite: lower --learning-rate; --resume goes on from the last checkpoint" in error
     assert not list((tmp_path / "checkpoints").glob("[0-9]*"))
+
+
+def test_the_weight_of_prompts_reaches_the_update(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def update(*_: Any, prompt_weight: float, **__: Any) -> None:
+        raise ValueError(f"prompts weigh {prompt_weight}")
+
+    monkeypatch.setattr(imitation, "make_supervised_update", update)
+    args = [*SETTINGS, "--rollout.max-steps", "9", "--episodes", "8", "--directory"]
+    assert "prompts weigh 0.0" in error_of([*args, str(tmp_path / "without")], capsys)
+    assert "prompts weigh 0.25" in error_of([*args, str(tmp_path / "with"), "--prompt-weight", "0.25"], capsys)
 
 
 def make_clumsy_expert(name: str, task: int, split: str) -> Expert:

@@ -210,6 +210,19 @@ def test_the_batch_holds_what_was_read_and_said():
         np.testing.assert_array_equal(logprob, -0.5)
 
 
+def test_half_a_surrogate_pair_in_a_prompt_becomes_a_question_mark():
+    act = Script(lambda *_: "go up")
+    config = RolloutConfig(max_steps=1, max_prompt_length=40, max_response_length=4)
+    asked = []
+
+    def noting(params, requests, sampling):
+        asked.extend(request.text for request in requests)
+        return act(params, requests, sampling)
+
+    roll(noting, config=config, format_prompt=lambda *_: "now \ud800 you \udfff")
+    assert set(asked) == {"now ? you ?"}
+
+
 def test_prompts_are_cut_from_the_left():
     act = Script(lambda *_: "go up")
     batch, metrics = roll(act, config=RolloutConfig(max_steps=2, max_prompt_length=5, max_response_length=4))

@@ -95,14 +95,6 @@ def test_a_prompt_that_grows_too_long_leaves_its_history_out():
         assert (prompt == alone) == (not kept)
 
 
-@pytest.mark.parametrize("style", [PromptStyle(), BRIEF])
-def test_half_a_surrogate_pair_is_not_passed_on(style):
-    view = View("item", products=(Listed("b001", "oak \ud800 stool", "40"),))
-    prompt = format_prompt("Oak \ud800 Stool", [("\udfff", "click[b001]")], info(1, view, style=style))
-    assert "?" in prompt
-    prompt.encode("utf-8")
-
-
 def test_a_page_without_its_task():
     assert without_task(INDEX, GOAL) == "'Search'"
     assert without_task(RESULTS, GOAL).startswith("'Back to Search' [SEP] 'Page 2 (Total results: 12)' [SEP] ")
