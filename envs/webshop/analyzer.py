@@ -128,6 +128,11 @@ def _term(token: str) -> str:
     return "" if word in STOP_WORDS else stem(word)
 
 
+def forget_words() -> None:
+    """Frees the memory of the words met so far, 25 MB at most."""
+    _term.cache_clear()
+
+
 def stem(word: str) -> str:
     """Porter's stemmer (1980) with the changes of its author's later code: bli, logi, no word under 3 letters.
 

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium.spaces import Text
 
 from envs.core import ASCII, Expert
+from envs.draws import Draws
 from envs.replies import format_reply
 from envs.webshop import protocol
 from envs.webshop.catalogue import Product
@@ -67,7 +68,7 @@ class WebShop(gymnasium.Env[str, str]):
 
     splits: ClassVar = SPLITS
     task_types: ClassVar = ()
-    experts: ClassVar = ("planner", "shopper")
+    experts: ClassVar = ("planner", "shopper", "hasty")
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (gymnasium's name and type)
 
     def __init__(
@@ -194,13 +195,17 @@ class WebShop(gymnasium.Env[str, str]):
     @staticmethod
     def make_expert(name: str, task: int, split: str, think: bool = True, **options: Any) -> Expert:
         """ "planner" knows the product that the goal was made of; "shopper" sees what an agent sees. Both go on from
-        where they find themselves, whoever acted before.
+        where they find themselves, whoever acted before. "hasty" is a shopper that at half of its steps on the
+        product's page buys it as it is: one that reinforcement can better.
         """
         if name == "planner":
             stock = open_stock(source_of(**options))
             act = Planner(stock.shop, stock.shop.goals[goal_number(stock, split, task)]).act
         elif name == "shopper":
             act = Shopper().act
+        elif name == "hasty":
+            draws = Draws(f"{split}/{task}")
+            act = Shopper(hasty=lambda: draws.choose((True, False))).act
         else:
             raise ValueError(f"no expert {name!r} in WebShop; there are: {', '.join(WebShop.experts)}")
         return lambda observation, info: format_reply(spoken(act(info), info), think)

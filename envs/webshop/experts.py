@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from envs.webshop.catalogue import Product
@@ -80,9 +80,13 @@ class Shopper:
 
     It knows what an agent knows: the pages and the instruction. What it has not looked for itself it leaves. One
     instance an episode.
+
+    Args:
+        hasty: asked at each step on the product's page; True buys it as it is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hasty: Callable[[], bool] = lambda: False):
+        self._hasty = hasty
         self._tracker = _Tracker()
         self._picked = ""  # asin of the product that it opened last
 
@@ -94,7 +98,8 @@ class Shopper:
             self._picked = _best_looking(view, goal)
             return f"click[{self._picked}]"
         if view.kind == "item" and view.products[0].asin == self._picked:
-            return _complete(named_options(dict(view.options), goal), self._tracker.chosen)
+            named = {} if self._hasty() else named_options(dict(view.options), goal)
+            return _complete(named, self._tracker.chosen)
         return f"click[{PREVIOUS.lower()}]" if view.kind == "subpage" else f"search[{query}]"
 
 

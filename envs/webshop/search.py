@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import sys
 import uuid
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from envs.webshop import analyzer
+from envs.webshop.postings import MOST_DOCUMENTS, merged, sorted_by_term
 
 if TYPE_CHECKING:
     from envs.webshop.catalogue import Product
@@ -34,8 +36,9 @@ _K1, _B = np.float32(0.9), np.float32(0.4)
 _ABOVE_0 = np.finfo(np.float32).tiny  # far below any score
 _BATCH = 64  # terms of a query whose postings are added up together: bounds the memory of a very long one
 
-# The file: this, CRC-32 of all that follows, D, N, T, P (int64 each) and the arrays in the order of their fields.
-_MAGIC = b"WebShop search index 01\n"
+# The file: this, CRC-32 of all that follows, D, N, T, P, bytes of a frequency (int64 each) and the arrays in the order
+# of their fields.
+_MAGIC = b"WebShop search index 02\n"
 _PREFIX = len(_MAGIC) + 8
 
 
@@ -48,8 +51,9 @@ class SearchIndex:
         counted: documents with at least one term, N of the formula.
         hashes: uint64 [T], ascending, what stands for the terms.
         offsets: int64 [T + 1], where a term's postings begin.
+        inverse_norms: float32 [D], 1 / (k1 (1 - b + b dl/avgdl)).
         documents: int32 [P], ascending within a term.
-        saturations: float32 [P], 1 + tf / (k1 (1 - b + b dl/avgdl)).
+        frequencies: uint8 [P], or uint16 or uint32 where one needs it: tf.
         path: the file that the arrays lie in, where they do. A pickled index then is this path alone.
     """
 
@@ -57,8 +61,9 @@ class SearchIndex:
     counted: int
     hashes: np.ndarray
     offsets: np.ndarray
+    inverse_norms: np.ndarray
     documents: np.ndarray
-    saturations: np.ndarray
+    frequencies: np.ndarray
     path: Path | None = None
     _met: dict[str, _WeightedTerm] = field(default_factory=dict, init=False, repr=False)  # terms asked for so far
 
@@ -77,34 +82,23 @@ class SearchIndex:
         """
         vocabulary: defaultdict[str, int] = defaultdict()
         vocabulary.default_factory = vocabulary.__len__
-        terms, frequencies, lengths, distinct = array("i"), array("i"), array("q"), array("q")
-        for text in documents:
-            counts = Counter(analyzer.terms(text))
-            terms.extend(map(vocabulary.__getitem__, counts))
-            frequencies.extend(counts.values())
-            lengths.append(counts.total())
-            distinct.append(len(counts))
+        lengths, blocks = array("q"), []
+        texts = iter(documents)
+        while batch := list(itertools.islice(texts, MOST_DOCUMENTS)):
+            blocks.append(sorted_by_term(batch, vocabulary, lengths))
         hashes = np.fromiter(map(_hash, vocabulary), np.uint64, len(vocabulary))
+        vocabulary.clear()  # it and the cached stems are large, and no longer needed
+        analyzer.forget_words()
         by_hash = np.argsort(hashes)
         hashes = hashes[by_hash]
         if (hashes[1:] == hashes[:-1]).any():
             raise ValueError("two terms of the catalogue have the same hash; leave out one product")
         rank = np.empty(len(hashes), np.int32)
         rank[by_hash] = np.arange(len(hashes), dtype=np.int32)
-        term = rank[np.frombuffer(terms, np.int32)]
-        by_term = np.argsort(term, kind="stable")
-        document = np.repeat(np.arange(len(lengths), dtype=np.int32), np.frombuffer(distinct, np.int64))[by_term]
         length = np.frombuffer(lengths, np.int64)
-        inverse = _inverse_norms(length)[document]
-        frequency = np.frombuffer(frequencies, np.int32)[by_term].astype(np.float32)
-        return cls(
-            num_documents=len(lengths),
-            counted=int(np.count_nonzero(length)),
-            hashes=hashes,
-            offsets=np.concatenate([[0], np.cumsum(np.bincount(term, minlength=len(hashes)))]),
-            documents=document,
-            saturations=np.float32(1) + frequency * inverse,
-        )
+        offsets, found, frequencies = merged(blocks, rank)
+        counted = int(np.count_nonzero(length))
+        return cls(len(length), counted, hashes, offsets, _inverse_norms(length), found, frequencies)
 
     def search(self, query: str, limit: int = 50) -> list[int]:
         """The best documents for a query: those that have any of its terms, by score.
@@ -127,12 +121,22 @@ class SearchIndex:
         for start in range(0, len(weighted), _BATCH):
             batch = weighted[start : start + _BATCH]
             found = np.concatenate([self.documents[term.postings] for term in batch])
-            parts = [term.weight - term.weight / self.saturations[term.postings] for term in batch]
+            parts = [term.weight - term.weight / self._saturations(term.postings) for term in batch]
             total += np.bincount(found, np.concatenate(parts), self.num_documents)
         scores = total.astype(np.float32)
         candidates = np.flatnonzero(scores >= _at_most_nth(scores, limit))
         best = candidates[np.argsort(-scores[candidates], kind="stable")[:limit]]
         return list(zip(best.tolist(), scores[best].tolist(), strict=True))
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """What takes memory."""
+        return self.hashes, self.offsets, self.inverse_norms, self.documents, self.frequencies
+
+    def _saturations(self, postings: slice) -> np.ndarray:
+        """float32, 1 + tf / (k1 (1 - b + b dl/avgdl)) of some postings."""
+        inverse_norms = self.inverse_norms[self.documents[postings]]
+        return np.float32(1) + self.frequencies[postings].astype(np.float32) * inverse_norms
 
     def _look_up(self, query: str) -> list[_WeightedTerm]:
         """Those of the query's terms that the index has."""
@@ -161,8 +165,8 @@ class SearchIndex:
             self._write(file)
 
     def _write(self, file: BinaryIO) -> None:
-        sizes = np.array([self.num_documents, self.counted, len(self.hashes), len(self.documents)], np.int64)
-        parts = [sizes, self.hashes, self.offsets, self.documents, self.saturations]
+        numbers = self.num_documents, self.counted, len(self.hashes), len(self.documents), self.frequencies.itemsize
+        parts = [np.array(numbers, np.int64), *self.arrays]
         checksum = 0
         for part in parts:
             checksum = zlib.crc32(part.data, checksum)
@@ -186,9 +190,9 @@ class SearchIndex:
         prefix, content = raw[:_PREFIX].tobytes(), raw[_PREFIX:]
         if prefix != _MAGIC + zlib.crc32(content.data).to_bytes(8, "little"):
             raise ValueError(f"{place}: damaged, or no search index of this version; delete it")
-        num_documents, counted, terms, postings = content[:32].view(np.int64).tolist()
-        arrays, position = [], 32
-        kinds = {np.uint64: terms, np.int64: terms + 1, np.int32: postings, np.float32: postings}
+        num_documents, counted, terms, postings, width = content[:40].view(np.int64).tolist()
+        arrays, position = [], 40
+        kinds = {"u8": terms, "i8": terms + 1, "f4": num_documents, "i4": postings, f"u{width}": postings}
         for kind, size in kinds.items():
             end = position + size * np.dtype(kind).itemsize
             arrays.append(content[position:end].view(kind))
@@ -198,8 +202,7 @@ class SearchIndex:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.path:
             return SearchIndex.load, (self.path,)
-        parts = (self.num_documents, self.counted, self.hashes, self.offsets, self.documents, self.saturations)
-        return SearchIndex, parts
+        return SearchIndex, (self.num_documents, self.counted, *self.arrays)
 
 
 class _WeightedTerm(NamedTuple):

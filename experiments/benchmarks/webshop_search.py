@@ -79,7 +79,7 @@ def measure(corpus: Corpus, benchmark: Benchmark) -> tuple[float, float, float, 
     index = SearchIndex.build(corpus)
     building = time.process_time() - start - drawing
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3
-    size = sum(a.nbytes for a in (index.hashes, index.offsets, index.documents, index.saturations)) / 1e6
+    size = sum(array.nbytes for array in index.arrays) / 1e6
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/index"
         index.save(path)

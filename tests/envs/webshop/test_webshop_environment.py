@@ -300,7 +300,7 @@ def test_bad_tasks_splits_names_and_folders(folder, monkeypatch, tmp_path):
         env.reset(options={"task": -1})
     with pytest.raises(ValueError, match="no split 'valid'; there are: train, eval, test"):
         env.reset(options={"task": 0, "split": "valid"})
-    with pytest.raises(ValueError, match="no expert 'oracle' in WebShop; there are: planner, shopper"):
+    with pytest.raises(ValueError, match="no expert 'oracle' in WebShop; there are: planner, shopper, hasty"):
         WebShop.make_expert("oracle", 0, "test")
     with pytest.raises(ValueError, match=r"no file .*items_shuffle_1000.json; setup.sh"):
         WebShop(data=str(folder), small=True)

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envs.webshop import search
 from envs.webshop.analyzer import terms
 from envs.webshop.catalogue import Product
 from envs.webshop.search import SearchIndex, document_text, load_or_build, quantised_lengths
@@ -67,6 +69,26 @@ def test_scores_are_float32() -> None:
 
 def test_documents_without_terms_do_not_count() -> None:
     assert SearchIndex.build([*PETS, "", "the", " - "]).scores("dog cat") == SearchIndex.build(PETS).scores("dog cat")
+
+
+@given(TEXTS, st.integers(1, 12))
+def test_blocks_of_any_size_give_the_same_index(documents: list[str], size: int) -> None:
+    whole = SearchIndex.build(documents)
+    with mock.patch.object(search, "MOST_DOCUMENTS", size):
+        parts = SearchIndex.build(documents)
+    for array, expected in zip(parts.arrays, whole.arrays, strict=True):
+        np.testing.assert_array_equal(array, expected, strict=True)
+
+
+@pytest.mark.parametrize(("often", "width"), [(255, 1), (256, 2), (70_000, 4)])
+def test_a_term_that_a_document_has_very_often(tmp_path: Path, often: int, width: int) -> None:
+    documents = [*PETS, "dog " * often, "dog"]
+    index = SearchIndex.build(documents)
+    assert index.frequencies.dtype.itemsize == width
+    expected = oracle(documents, "dog")
+    np.testing.assert_allclose([score for _, score in sorted(index.scores("dog"))], list(expected.values()), rtol=1e-6)
+    index.save(tmp_path / "index")
+    assert SearchIndex.load(tmp_path / "index").scores("dog") == index.scores("dog")
 
 
 @given(TEXTS, st.text(st.sampled_from("abcdef  "), max_size=12).map(" ".join))
