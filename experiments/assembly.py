@@ -17,9 +17,11 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from envs.core import Panel, environment_class, make_panel, make_vector
 from experiments.configs import RunConfig
+from experiments.rollout_files import join
 from hgpo_jax import adapters
 from hgpo_jax.config import MeshConfig
 from hgpo_jax.estimators import make_estimator, step_signals
+from hgpo_jax.estimators.shaping import overlong_penalties
 from hgpo_jax.learner.checkpoint import Checkpoints
 from hgpo_jax.learner.packing import Share, pack_steps, with_logprobs
 from hgpo_jax.learner.update import init_state, make_logprobs, make_optimizer, make_update
@@ -30,13 +32,15 @@ from hgpo_jax.policy.transformer import Transformer, abstract_params, init_adapt
 from hgpo_jax.policy.weights import load_params, model_config_of, resolve_checkpoint
 from hgpo_jax.processes import agree_max, check_mesh, gather, local_mesh, local_replica, own_share
 from hgpo_jax.rollout.collector import Act, Rollout, collect, make_actor, merge_metrics
+from hgpo_jax.rollout.dynamic_sampling import first_of, informative_groups, without_signal
 from hgpo_jax.sharding import Layout, batch_multiple, batch_shardings, make_mesh, param_shardings, state_shardings
 from hgpo_jax.types import Metrics, StepBatch, StepSignals, TrainState, Trajectories
 
 
 def signals_of(config: RunConfig, batch: Trajectories) -> StepSignals:
     """What the config's estimator reads of a recorded batch."""
-    return step_signals(
+    returns = config.returns
+    signals = step_signals(
         batch.anchor_state,
         batch.prompt_group,
         batch.trajectory,
@@ -44,9 +48,19 @@ def signals_of(config: RunConfig, batch: Trajectories) -> StepSignals:
         batch.action_valid,
         step=batch.step,
         estimator=config.estimator_config,
-        gamma=config.returns.gamma,
-        invalid_action_penalty=config.returns.invalid_action_penalty,
+        gamma=returns.gamma,
+        invalid_action_penalty=returns.invalid_action_penalty,
     )
+    if not returns.overlong_share:
+        return signals
+    penalty = overlong_penalties(
+        [len(tokens) for tokens in batch.response_tokens],
+        batch.response_cut,
+        max_length=config.rollout.max_response_length,
+        share=returns.overlong_share,
+        penalty=returns.overlong_penalty,
+    )
+    return signals._replace(step_return=signals.step_return - penalty, score=signals.score - penalty)
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -129,15 +143,69 @@ class Rollouts:
         num_envs = tasks // processes * config.rollout.group_size
         self._envs = make_vector(config.env, num_envs, config.rollout.env_workers, **config.env_settings)
 
-    def train(self, params: Any, first_task: int, key: jax.Array) -> Rollout:
-        """``rollout.tasks`` new tasks, ``rollout.group_size`` rollouts of each."""
-        tasks = range(first_task, first_task + self.config.rollout.tasks)
-        return self.collect(self._act, params, tasks, key)
+    def train(
+        self, params: Any, first_task: int, key: jax.Array, each_round: Callable[[], None] = lambda: None
+    ) -> Rollout:
+        """``rollout.tasks`` new tasks, ``rollout.group_size`` rollouts of each.
 
-    def collect(self, act: Act, params: Any, tasks: Sequence[int], key: jax.Array) -> Rollout:
-        """``rollout.group_size`` rollouts of each training task by any ``act``."""
+        With ``rollout.dynamic_sampling_rounds`` (DAPO, arXiv 2503.14476) so many rounds of as many tasks at most: the
+        batch holds the first ``rollout.tasks`` prompt groups whose rewards differ, or as many as there are. Metrics
+        and outcomes are those of all that was rolled out, plus ``rounds``, ``groups_dropped`` (their rewards all
+        equal), ``groups_surplus`` (beyond ``rollout.tasks``) and ``groups_kept_share``. The processes agree on what
+        stays; the part of one left without a group is a step of a dropped one, set against itself.
+
+        Args:
+          params: of the sampler. first_task: the first number of those not yet played. key: typed PRNG key [].
+          each_round: called before each round.
+
+        Raises:
+          ValueError: dynamic sampling in groups of one.
+        """
+        rollout = self.config.rollout
+        if rollout.dynamic_sampling_rounds and rollout.group_size < 2:
+            raise ValueError(
+                "rollout.dynamic_sampling_rounds drops groups of equal rewards, which each group of one is: raise "
+                "rollout.group_size, or set it to 0"
+            )
+
+        def play(number: int) -> Rollout:
+            each_round()
+            first = number * rollout.tasks
+            tasks = range(first_task + first, first_task + first + rollout.tasks)
+            return self.collect(self._act, params, tasks, key, first * rollout.group_size)
+
+        if not rollout.dynamic_sampling_rounds:
+            return play(0)
+        rounds: list[Rollout] = []
+        parts: list[Trajectories] = []
+        informative = 0
+        while len(rounds) < rollout.dynamic_sampling_rounds and informative < rollout.tasks:
+            rounds.append(play(len(rounds)))
+            part, found = self._informative(rounds[-1], rollout.tasks - informative)
+            parts += part
+            informative += found
+        played, kept = len(rounds) * rollout.tasks, min(informative, rollout.tasks)
+        metrics = _merge_rounds([done.metrics for done in rounds]) | {
+            "rounds": len(rounds),
+            "groups_dropped": played - informative,
+            "groups_surplus": informative - kept,
+            "groups_kept_share": kept / played,
+        }
+        batch = join(parts or [without_signal(rounds[-1].batch)])
+        return Rollout(batch, metrics, [outcome for done in rounds for outcome in done.outcomes])
+
+    def _informative(self, done: Rollout, room: int) -> tuple[list[Trajectories], int]:
+        """This process's steps of a round's first ``room`` informative groups, if any; how many groups all found."""
+        returns = [outcome.episode_return for outcome in done.outcomes]
+        flags_PG = gather(informative_groups(returns, self.config.rollout.group_size))
+        own = np.flatnonzero(first_of(flags_PG, room)[jax.process_index()])
+        steps = np.flatnonzero(np.isin(done.batch.prompt_group, own))
+        return [done.batch.take(steps)] if len(steps) else [], int(flags_PG.sum())
+
+    def collect(self, act: Act, params: Any, tasks: Sequence[int], key: jax.Array, first_episode: int = 0) -> Rollout:
+        """``rollout.group_size`` rollouts of each training task by any ``act``, numbered from ``first_episode``."""
         rollout, split = self.config.rollout, environment_class(self.config.env).splits[0]
-        return self._collect(act, params, tasks, rollout.group_size, key, split, rollout.train_sampling)
+        return self._collect(act, params, tasks, rollout.group_size, key, split, rollout.train_sampling, first_episode)
 
     @property
     def about(self) -> str:
@@ -166,12 +234,30 @@ class Rollouts:
         return self._collect(act or self._act, params, panel.tasks, group_size, key, panel.split, sampling)
 
     def evaluation_row(self, params: Any) -> dict[str, Any]:
-        """``eval/*``: the metrics on the run's panel, and its name."""
-        metrics = self.evaluate(params).metrics
-        return {f"eval/{k}": v for k, v in metrics.items()} | {"eval/panel": str(self.panel)}
+        """``eval/*``: the metrics on the run's panel, its name, and of each of its tasks ``won`` and ``score``."""
+        rollout = self.evaluate(params)
+        per_task = {"won_by_task": [float(outcome.won) for outcome in rollout.outcomes]}
+        if "score" in rollout.metrics:
+            per_task["score_by_task"] = [outcome.score or 0.0 for outcome in rollout.outcomes]
+        row = rollout.metrics | {name: self._of_all(values) for name, values in per_task.items()}
+        return {f"eval/{k}": v for k, v in row.items()} | {"eval/panel": str(self.panel)}
+
+    def _of_all(self, own_values: Sequence[float]) -> np.ndarray:
+        """f64 [tasks of the panel], where each process knows those of its own tasks."""
+        values, own = np.zeros(len(self.panel.tasks)), own_share(len(self.panel.tasks))
+        values[own.start : own.stop] = own_values
+        return gather(values).sum(0)
 
     def _collect(
-        self, act: Act, params: Any, tasks: Sequence[int], group_size: int, key: jax.Array, split: str, sampling: Any
+        self,
+        act: Act,
+        params: Any,
+        tasks: Sequence[int],
+        group_size: int,
+        key: jax.Array,
+        split: str,
+        sampling: Any,
+        first_episode: int = 0,
     ) -> Rollout:
         if len(tasks) < jax.process_count():
             raise ValueError(
@@ -190,13 +276,30 @@ class Rollouts:
             sampling=sampling,
             format_prompt=env.format_prompt,
             tokenizer=self.tokenizer,
-            first_episode=own.start * group_size,
+            first_episode=first_episode + own.start * group_size,
             task_types=env.task_types,
         )
         parts = gather(list(rollout.metrics.values()))
         metrics = merge_metrics([dict(zip(rollout.metrics, part, strict=True)) for part in parts])
         absent = [name for name in metrics if name.startswith("success/") and np.isnan(metrics[name])]
         return rollout._replace(metrics={name: value for name, value in metrics.items() if name not in absent})
+
+
+def _merge_rounds(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Metrics of rounds that ran one after the other; a type of task that none of a round had is missing there."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    merged = merge_metrics([{name: part.get(name, np.nan) for name in names} for part in parts])
+    seconds = sum(part["seconds"] for part in parts)
+    return merged | {"seconds": seconds, "tokens_per_second": merged["tokens"] / seconds}
+
+
+def _without_cut(batch: StepBatch, cut: np.ndarray, process: int) -> StepBatch:
+    """This process's packed rows with the steps whose reply was cut, bool [n], left out of the loss."""
+    size = len(batch.steps.valid)
+    cut = np.pad(cut, (0, size - len(cut)))
+    mask = np.asarray(batch.loss_mask) & ~cut[np.maximum(np.asarray(batch.step_index) - process * size, 0)]
+    logprob = np.where(mask, batch.behavior_logprob, np.float32(0))
+    return dataclasses.replace(batch, loss_mask=mask, behavior_logprob=logprob, old_logprob=logprob)
 
 
 class Learner:
@@ -280,6 +383,8 @@ class Learner:
             row_multiple=batch_multiple(self.mesh) // processes,
             share=Share(own, int(steps[:own].sum()), int(steps.sum()), agree_max),
         )
+        if self.config.loss.mask_cut and batch.response_cut is not None:
+            packed = _without_cut(packed, batch.response_cut, own)
         if self.mesh is not None:
             packed = jax.make_array_from_process_local_data(batch_shardings(packed, self.mesh), packed)
         reference = self.reference

@@ -2,6 +2,7 @@
 
     python -m experiments.compare alfworld_tiny --estimators hgpo gigpo grpo --seeds 3
     python -m experiments.compare alfworld_tiny --estimators hgpo --seeds 1 --iterations 40
+    python -m experiments.compare alfworld_tiny --recipe dapo                # dapo | dr_grpo | gspo, for all of them
 
 First the policy learns from the expert (experiments.sft, with the settings of the config), unless ``--init`` names
 a model; then each run goes on from there. The folder holds warm_start/, a run's folder <estimator>-seed<seed>/ each,
@@ -35,9 +36,17 @@ from experiments.configs import (
     load_sft_config,
 )
 from experiments.console import CONSOLE, run_command
+from experiments.recipes import apply_recipe, take_recipe
 from experiments.records import Records, replace_text
 from experiments.sft import SFTCommand, sft
 from experiments.train import TrainCommand, train
+
+Row = dict[str, Any]  # of metrics.jsonl
+Curves = dict[str, list[list[Row]]]  # estimator -> runs -> rows of evaluations
+Figures = dict[str, list[float]]
+
+BY_TASK = {"success": "won_by_task", "score": "score_by_task"}  # of ``eval/*``: the mean, and the values
+MEASURES = tuple(BY_TASK)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +60,11 @@ class CompareCommand:
     directory: Path | None = None  # runs/compare-<env> when left out
 
 
-def compare(command: CompareCommand) -> dict[str, dict[str, list[float]]]:
-    """Runs what is not done yet; returns success before and after, of each run of each estimator.
+def compare(command: CompareCommand) -> dict[str, dict[str, Figures]]:
+    """Runs what is not done yet; returns ``figures["success"]["hgpo"]["after"]``, a value for each run.
+
+    Beside ``after`` there are ``before`` and ``interval``, of the mean gain at 95 % confidence, from resampling the
+    panel's tasks; beside ``success`` there is ``score`` where the environment gives one.
 
     Raises:
       ValueError: fewer than one seed or estimator, or a run in the folder had other settings.
@@ -109,13 +121,13 @@ def _finished(where: Path, run: RunConfig) -> bool:
     return bool(rows) and rows[-1]["iteration"] >= run.iterations and saved
 
 
-def _rows(where: Path) -> list[dict[str, Any]]:
+def _rows(where: Path) -> list[Row]:
     return Records(where, writes=False).read()
 
 
-def _report(command: CompareCommand, where: Path) -> dict[str, dict[str, list[float]]]:
-    """Table, JSON and picture of the runs that are finished."""
-    curves: dict[str, list[list[dict[str, Any]]]] = {}
+def _report(command: CompareCommand, where: Path) -> dict[str, dict[str, Figures]]:
+    """Tables, JSON and picture of the runs that are finished."""
+    curves: Curves = {}
     for estimator in dict.fromkeys(command.estimators):
         folders = [where / f"{estimator}-seed{seed}" for seed in range(command.seeds)]
         rows = [_rows(folder) for folder in folders]
@@ -124,31 +136,55 @@ def _report(command: CompareCommand, where: Path) -> dict[str, dict[str, list[fl
             for run in rows
             if run and run[-1]["iteration"] >= command.run.iterations and "eval/success" in run[-1]
         ]
-    figures = {
-        estimator: {
-            "before": [run[0]["eval/success"] for run in runs],
-            "after": [run[-1]["eval/success"] for run in runs],
-        }
-        for estimator, runs in curves.items()
-    }
+    measures = [m for m in MEASURES if any(f"eval/{m}" in run[0] for runs in curves.values() for run in runs)]
+    figures = {measure: _figures(curves, measure) for measure in measures or MEASURES[:1]}
     panel = next((run[0]["eval/panel"] for runs in curves.values() for run in runs), "-")
-    replace_text(where / "comparison.json", json.dumps({"panel": panel, "success": figures}, indent=2))
-    CONSOLE.print(_table(figures, panel, command.run.iterations))
+    replace_text(where / "comparison.json", json.dumps({"panel": panel} | figures, indent=2))
+    for measure, of_estimators in figures.items():
+        CONSOLE.print(_table(of_estimators, f"{measure} on {panel}, per cent, {command.run.iterations} iterations"))
     if any(curves.values()):
-        _draw(curves, f"{command.run.env}, panel {panel}", where / "comparison.png")
+        _draw(curves, measures, f"{command.run.env}, panel {panel}", where / "comparison.png")
         CONSOLE.print(f"Figure: {where / 'comparison.png'}", soft_wrap=True)
     return figures
 
 
-def _table(figures: dict[str, dict[str, list[float]]], panel: str, iterations: int) -> Table:
-    """Success in per cent, mean and standard deviation over seeds."""
-    table = Table(title=f"success on {panel}, per cent, {iterations} iterations")
-    for column in ("estimator", "runs", "before", "after", "gain"):
+def _figures(curves: Curves, measure: str) -> dict[str, Figures]:
+    """Of each estimator: ``before`` and ``after`` of each run, and the ``interval`` of the mean gain."""
+    figures: dict[str, Figures] = {}
+    for estimator, runs in curves.items():
+        ends = [[run[i][f"eval/{measure}"] for run in runs] for i in (0, -1)]
+        name = f"eval/{BY_TASK[measure]}"
+        gains = [np.subtract(run[-1][name], run[0][name]) for run in runs if name in run[0] and name in run[-1]]
+        interval = bootstrap_interval(np.mean(gains, axis=0)) if gains else []
+        figures[estimator] = {"before": ends[0], "after": ends[1], "interval": interval}
+    return figures
+
+
+def bootstrap_interval(values: np.ndarray, level: float = 0.95, resamples: int = 10_000) -> list[float]:
+    """Percentile interval of the mean, from resampling the values with replacement.
+
+    Args:
+      values: [n], of which each is one draw: here a task's gain, so that the interval is of a panel drawn anew.
+      level: of confidence.
+      resamples: how many.
+
+    Returns:
+      Its lower and upper end, the same for the same values.
+    """
+    chosen = np.random.default_rng(0).integers(len(values), size=(resamples, len(values)))
+    return np.quantile(values[chosen].mean(axis=1), [(1 - level) / 2, (1 + level) / 2]).tolist()
+
+
+def _table(figures: dict[str, Figures], title: str) -> Table:
+    """In per cent, mean and standard deviation over seeds."""
+    table = Table(title=title)
+    for column in ("estimator", "runs", "before", "after", "gain", "95 %, over tasks"):
         table.add_column(column, justify="left" if column == "estimator" else "right")
-    for estimator, success in figures.items():
-        before, after = 100 * np.array(success["before"]), 100 * np.array(success["after"])
+    for estimator, of_runs in figures.items():
+        before, after = 100 * np.array(of_runs["before"]), 100 * np.array(of_runs["after"])
         cells = [_mean_and_std(values) for values in (before, after, after - before)]
-        table.add_row(estimator, str(len(after)), *cells)
+        interval = " to ".join(f"{100 * end:.1f}" for end in of_runs["interval"])
+        table.add_row(estimator, str(len(after)), *cells, interval or "-")
     return table
 
 
@@ -156,27 +192,28 @@ def _mean_and_std(values: np.ndarray) -> str:
     return f"{values.mean():.1f} ± {values.std():.1f}" if len(values) else "-"
 
 
-def _draw(curves: dict[str, list[list[dict[str, Any]]]], title: str, path: Path) -> None:
-    """Held-out success over iterations: each run thin, the mean of an estimator thick."""
+def _draw(curves: Curves, measures: Sequence[str], title: str, path: Path) -> None:
+    """Held-out success, and score where there is one, over iterations: runs thin, the mean of an estimator thick."""
     matplotlib.use("Agg")
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    for number, (estimator, runs) in enumerate(curves.items()):
-        colour = f"C{number}"
-        for run in runs:
-            axes.plot(*_points(run), color=colour, alpha=0.3, linewidth=1)
-        if runs:
-            iterations = _points(runs[0])[0]
-            mean = np.mean([_points(run)[1] for run in runs], axis=0)
-            axes.plot(iterations, mean, color=colour, linewidth=2, label=f"{estimator} ({len(runs)})")
-    axes.set(xlabel="iteration", ylabel="success", ylim=(0, 1.02), title=title)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="best")
+    figure = Figure(figsize=(7, 4 * len(measures)), layout="constrained")
+    figure.suptitle(title, fontsize="medium")
+    for axes, measure in zip(np.ravel(figure.subplots(len(measures))), measures, strict=True):
+        for number, (estimator, runs) in enumerate(curves.items()):
+            colour = f"C{number}"
+            for run in runs:
+                axes.plot(*_points(run, measure), color=colour, alpha=0.3, linewidth=1)
+            if runs:
+                iterations = _points(runs[0], measure)[0]
+                mean = np.mean([_points(run, measure)[1] for run in runs], axis=0)
+                axes.plot(iterations, mean, color=colour, linewidth=2, label=f"{estimator} ({len(runs)})")
+        axes.set(xlabel="iteration", ylabel=measure, ylim=(0, 1.02))
+        axes.grid(alpha=0.3)
+        axes.legend(loc="best")
     figure.savefig(path, dpi=150)
 
 
-def _points(run: Sequence[dict[str, Any]]) -> tuple[list[int], list[float]]:
-    return [row["iteration"] for row in run], [row["eval/success"] for row in run]
+def _points(run: Sequence[Row], measure: str) -> tuple[list[int], list[float]]:
+    return [row["iteration"] for row in run], [row[f"eval/{measure}"] for row in run]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -185,8 +222,9 @@ def main(argv: list[str] | None = None) -> None:
 
     def command() -> None:
         name = args.pop(0) if args and not args[0].startswith("-") else "alfworld_tiny"
-        default = CompareCommand(load_config(name), load_sft_config(name))
-        compare(tyro.cli(CompareCommand, args=args, default=default, description=__doc__))
+        recipe, rest = take_recipe(args)
+        default = CompareCommand(apply_recipe(load_config(name), recipe), load_sft_config(name))
+        compare(tyro.cli(CompareCommand, args=rest, default=default, description=__doc__))
 
     run_command(command, [], None)
 

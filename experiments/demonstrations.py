@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,8 @@ def play(
       stopped: asked between two waves of episodes; True ends it.
 
     Returns:
-      The steps of the episodes that were won, without the slips; None if it was stopped.
+      The steps of the episodes that were won, or with ``only_won`` off of all, without the slips; None if it was
+      stopped.
 
     Raises:
       ValueError: no such expert, too many episodes, none was won, or a reply is longer than the policy's may be.
@@ -53,11 +53,11 @@ def play(
         show(done)
         tasks = range(first + done, first + min(done + config.rollout.tasks, episodes))
         batch, _, outcomes = rollouts.collect(act, None, tasks, jax.random.key(done))
-        won = np.array([outcome.won for outcome in outcomes])[batch.trajectory]
+        kept = np.array([outcome.won or not sft.only_won for outcome in outcomes])[batch.trajectory]
         slipped = np.array([step in slips for step in zip(batch.trajectory.tolist(), batch.step.tolist(), strict=True)])
         slips.clear()
-        if (won & ~slipped).any():
-            parts.append(select(batch, won & ~slipped))
+        if (kept & ~slipped).any():
+            parts.append(batch.take(kept & ~slipped))
     show(episodes)
     if not parts:
         raise ValueError(
@@ -99,19 +99,8 @@ def split_off(batch: Trajectories, share: float) -> tuple[Trajectories, Trajecto
     held_out = max(1, round(share * len(episodes)))
     if held_out >= len(episodes):
         raise ValueError(
-            f"{len(episodes)} episodes were won, and {held_out} of them are to be held out: raise --episodes, or lower "
-            "--held-out"
+            f"{len(episodes)} episodes were kept, and {held_out} of them are to be held out: raise --episodes, or "
+            "lower --held-out"
         )
     late = batch.trajectory >= episodes[-held_out]
-    return select(batch, ~late), select(batch, late)
-
-
-def select(batch: Trajectories, mask: np.ndarray) -> Trajectories:
-    """The steps where ``mask`` [N] is True."""
-    steps = np.flatnonzero(mask)
-    columns: dict[str, Any] = {}
-    for field in dataclasses.fields(Trajectories):
-        values = getattr(batch, field.name)
-        if values is not None:
-            columns[field.name] = values[steps] if isinstance(values, np.ndarray) else [values[i] for i in steps]
-    return Trajectories(**columns)
+    return batch.take(~late), batch.take(late)

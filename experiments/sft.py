@@ -140,7 +140,7 @@ def _train(run: RunConfig, sft: SFTConfig, where: Path, stopped: Callable[[], bo
         if step == total:
             records = _with_evaluation(records, where, step, evaluate)
         if not step:
-            records.add(0, {"expert/episodes": sft.episodes, "expert/won": _episodes(played)} | imitation.held_out())
+            records.add(0, {"expert/episodes": sft.episodes, "expert/kept": _episodes(played)} | imitation.held_out())
         with _progress_bar("sft", total, step) as show:
             for minibatch in itertools.islice(imitation.minibatches(batch, step), total - step):
                 row = imitation.learn(minibatch, step + 1) | {"epoch": (step + 1) / per_epoch}
@@ -179,7 +179,7 @@ def _transcripts(rollouts: Rollouts, sft: SFTConfig, path: Path, stopped: Callab
             return None
         demonstrations.save(played, path)
     played = Trajectories.load(path)
-    CONSOLE.print(f"expert: {_episodes(played)} of {sft.episodes} episodes won, {played.num_steps} steps")
+    CONSOLE.print(f"expert: {_episodes(played)} of {sft.episodes} episodes kept, {played.num_steps} steps")
     limit = rollouts.config.rollout.max_prompt_length
     if full := sum(len(prompt) == limit for prompt in played.prompt_tokens):
         CONSOLE.print(f"{full} prompts fill rollout.max_prompt_length ({limit}): longer ones are cut from the left")

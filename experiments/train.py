@@ -3,6 +3,7 @@
     python -m experiments.train                          the embedded default, experiments/configs/frozen_lake.py
     python -m experiments.train NAME --seed 1            another config; every field can be overridden
     python -m experiments.train --estimator gigpo        hgpo | gigpo | grpo | rloo | reinforce
+    python -m experiments.train --recipe dapo            dapo | dr_grpo | gspo: sets fields that no other option sets
     python -m experiments.train --resume runs/NAME       go on from the last checkpoint
     python -m experiments.train NAME --processes.auto    on every host of a TPU slice, or in every task of Slurm
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -33,6 +35,7 @@ from experiments.console import (
     summarise,
     tell_error,
 )
+from experiments.recipes import apply_recipe, take_recipe
 from experiments.records import Records, draw_learning_curve, environment, replace_text
 from experiments.rollout_files import save_rollouts
 from experiments.warm_start import warm_start
@@ -94,13 +97,16 @@ def _train(command: TrainCommand, watchdog: Watchdog, requests: list[int]) -> Pa
                 iteration += 1
                 tracing = command.profile and is_lead() and iteration == min(first + PROFILED, run.iterations)
                 with jax.profiler.trace(str(where / "profile")) if tracing else contextlib.nullcontext():
-                    watchdog.feed("rollout", iteration)
-                    batch, metrics, _ = rollouts.train(learner.sampling_params(), next_task, learner.sampling_key())
+                    alive = functools.partial(watchdog.feed, "rollout", iteration)
+                    alive()
+                    batch, metrics, _ = rollouts.train(
+                        learner.sampling_params(), next_task, learner.sampling_key(), alive
+                    )
                     if command.dump_rollouts:
                         save_rollouts(batch, where, iteration)
                     watchdog.feed("update", iteration)
                     row = {f"train/{k}": v for k, v in metrics.items()} | _update(learner, batch, iteration)
-                next_task += run.rollout.tasks
+                next_task += int(metrics["episodes"]) // run.rollout.group_size  # dynamic sampling takes further tasks
                 last = iteration == run.iterations
                 if last or iteration % run.evaluation.every == 0:
                     watchdog.feed("evaluation", iteration)
@@ -195,6 +201,8 @@ def main(argv: list[str] | None = None) -> None:
         else:
             named = bool(args) and not args[0].startswith("-")
             base = load_config(args.pop(0) if named else "frozen_lake")
+        recipe, args = take_recipe(args)
+        base = apply_recipe(base, recipe)
         train(tyro.cli(TrainCommand, args=args, default=TrainCommand(run=base), description=__doc__))
     except (ValueError, FloatingPointError, OSError) as error:
         tell_error(error)

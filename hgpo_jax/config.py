@@ -83,6 +83,10 @@ class ReturnsConfig:
 
     gamma: float = 0.95
     invalid_action_penalty: float = 0.1  # taken off the return of that step only, after discounting
+    # DAPO's soft overlong punishment: over the last so large a share of rollout.max_response_length the penalty grows
+    # from 0 to overlong_penalty. Published: 4096 of 20480 tokens, 0.2; 0 turns it off.
+    overlong_share: float = 0.0
+    overlong_penalty: float = 1.0  # at the limit, in units of reward; taken off as the invalid-action penalty is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +101,7 @@ class LossConfig:
     ratio: Literal["token", "sequence"] = "token"  # "sequence" is GSPO
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     constant_length: int = 512  # Dr. GRPO's divisor per step, for aggregation="constant"
+    mask_cut: bool = False  # DAPO's overlong filtering: a reply that the length limit cut takes no part in the loss
     # Weighs a token by min(old / behavior probability, this), where the sampler's distribution is not the old one.
     importance_cap: float | None = None
 
@@ -159,4 +164,7 @@ class RolloutConfig:
     eval_sampling: SamplingConfig = SamplingConfig(temperature=0.4)
     env_workers: int = 0  # processes that share a process's environments; 0 keeps them in this one
     rows_at_a_time: int | None = None  # replies that a process draws together; None: all of a turn's
+    # DAPO's dynamic sampling: prompt groups whose episodes all earned the same are dropped, and ``tasks`` further tasks
+    # rolled out, until ``tasks`` groups are there or this many rounds are done. 0 keeps every group.
+    dynamic_sampling_rounds: int = 0
     tensor: int = 1  # devices over which the sampler's copy of the weights is cut; a process's others take other rows

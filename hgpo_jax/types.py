@@ -112,6 +112,16 @@ class Trajectories:
         """N."""
         return len(self.reward)
 
+    def take(self, steps: np.ndarray) -> Trajectories:
+        """The steps at these places, i64 [n], or those where a mask, bool [N], is True."""
+        places = np.arange(self.num_steps)[steps]
+
+        def chosen(column: Any) -> Any:
+            return column[places] if isinstance(column, np.ndarray) else [column[i] for i in places]
+
+        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return Trajectories(**{name: chosen(column) for name, column in columns.items() if column is not None})
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes one ``.npz`` without pickle.
 

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Text
 
-from envs.core import ASCII, Expert
+from envs.core import ASCII, Expert, check_choice
 from envs.draws import Draws
 from envs.replies import format_reply
 from envs.webshop import protocol
@@ -25,6 +25,7 @@ from envs.webshop.protocol import Listed, PromptStyle, View, check_style, parse_
 from envs.webshop.source import Stock, catalogue_hash, describe, open_stock, source_of
 
 REWARD_WON = 10.0
+REWARDS = ("won", "score")
 QUERY_WORDS = 4  # of a search by lot, at most
 
 
@@ -38,9 +39,10 @@ class _AnyText(Text):
 class WebShop(gymnasium.Env[str, str]):
     """An online shop in words, and an instruction such as "i need a hoodie that is machine washable, in navy blue".
 
-    Buying ends an episode: with reward 10 if the purchase is all that was asked for, else 0. ``info["score"]`` is the
-    benchmark's own reward of the purchase, 0 to 1, and 0 before it. A reply is read as `protocol.parse_reply` says; an
-    action that is not possible here costs its step and changes nothing. There is no step cap of its own.
+    Buying ends an episode: with reward 10 if the purchase is all that was asked for, else 0. ``info["score"]`` is
+    the benchmark's own reward of the purchase, 0 to 1, and 0 before it; with ``reward="score"`` it pays 10 times
+    that. A reply is read as `protocol.parse_reply` says; an action that is not possible here costs its step and
+    changes nothing. There is no step cap of its own.
 
     ``info``, beside what `envs.core.StepInfo` names: ``score``, ``goal`` (the instruction), ``step`` (actions taken),
     ``available_actions``, ``page`` (`protocol.View`) and ``style`` (`protocol.PromptStyle`). The anchor state is the
@@ -59,6 +61,7 @@ class WebShop(gymnasium.Env[str, str]):
             {asin: [noun, ..]}.
         strict: mend the original's quirks in comparing options (`reward.option_matches`).
         goal_split: "held_out", "products" or "leaky", see `goals.split_goals`.
+        reward: what a purchase pays: "won", as in the published runs, or "score".
         think: whether replies have to hold <think> tags.
         actions, prompt: see `protocol.PromptStyle`.
 
@@ -82,6 +85,7 @@ class WebShop(gymnasium.Env[str, str]):
         nouns: str = "heuristic",
         strict: bool = False,
         goal_split: str = "held_out",
+        reward: str = "won",
         think: bool = True,
         actions: str = "listed",
         prompt: str = "full",
@@ -92,6 +96,8 @@ class WebShop(gymnasium.Env[str, str]):
         self.action_space = _AnyText(8192, min_length=0, charset=ASCII)
         style = PromptStyle(think, cast(protocol.Actions, actions), cast(protocol.Wording, prompt))
         self._style = check_style(style)
+        check_choice("reward", reward, REWARDS)
+        self._reward = reward
         if mode != "text" and style.wording == "brief":
             raise ValueError(f"prompt brief needs the mode text, got {mode!r}")
         self._source = source_of(
@@ -132,7 +138,8 @@ class WebShop(gymnasium.Env[str, str]):
         self._step += 1
         observation = self._session.observation
         self._info = self._tell(observation, spoken(command, self._info), action_valid=valid)
-        return observation, REWARD_WON * (score == 1), done, False, dict(self._info)
+        paid = score if self._reward == "score" else score == 1
+        return observation, REWARD_WON * float(paid), done, False, dict(self._info)
 
     def render(self) -> Any:
         return None if self._session is None else self._session.observation

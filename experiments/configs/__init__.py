@@ -121,6 +121,30 @@ class RunConfig:
             )
         if self.rollout.train_sampling.temperature <= 0:
             raise ValueError("rollout.train_sampling.temperature must be above 0: greedy replies give no gradient")
+        self._check_loss()
+        self._check_sampling()
+
+    def _check_loss(self) -> None:
+        loss = self.loss
+        if not 0 <= loss.clip_low <= 1:
+            raise ValueError(f"loss.clip_low is {loss.clip_low}, expected 0 to 1: the ratio is kept above 1 - clip_low")
+        if not loss.clip_high >= 0:
+            raise ValueError(f"loss.clip_high is {loss.clip_high}, but has to be at least 0")
+        if loss.dual_clip is not None and not loss.dual_clip > 1:
+            raise ValueError(f"loss.dual_clip is {loss.dual_clip}, but has to be above 1, or None to turn it off")
+        if loss.constant_length < 1:
+            raise ValueError(f"loss.constant_length is {loss.constant_length}, but has to be at least 1")
+
+    def _check_sampling(self) -> None:
+        returns, rollout = self.returns, self.rollout
+        if not 0 <= returns.overlong_share <= 1:
+            raise ValueError(f"returns.overlong_share is {returns.overlong_share}, expected 0 (off) to 1")
+        if not 0 <= returns.overlong_penalty < float("inf"):
+            raise ValueError(f"returns.overlong_penalty is {returns.overlong_penalty}, but has to be 0 or more")
+        if rollout.dynamic_sampling_rounds < 0:
+            raise ValueError(
+                f"rollout.dynamic_sampling_rounds is {rollout.dynamic_sampling_rounds}, but has to be 0 (off) or more"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +152,8 @@ class SFTConfig:
     """Supervised fine-tuning: what is learned from whom. All else is the run's config, its optimizer included."""
 
     expert: str = ""  # the environment's expert of this name; "" is its best
-    episodes: int = 512  # that it plays; those that it does not win are left out
+    episodes: int = 512  # that it plays
+    only_won: bool = True  # leave out those that it does not win
     max_steps: int | None = None  # of each; the run's rollout.max_steps unless given
     # Share of the steps at which another reply than the expert's is carried out. They are not learned; how it goes on
     # from there is. For an expert that looks, such as ALFWorld's "searcher", and not one that plays by heart.
@@ -139,7 +164,7 @@ class SFTConfig:
     minibatch_steps: int | None = None  # steps to an optimizer step; the run's learner.minibatch_steps unless given
     # Of a prompt's token in the loss, where a reply's has 1. Above 0 a model from random weights also learns to read.
     prompt_weight: float = 0.0
-    held_out: float = 0.05  # share of the won episodes on which the loss is only measured
+    held_out: float = 0.05  # share of the episodes kept on which the loss is only measured
 
     def __post_init__(self) -> None:
         if self.episodes < 1:

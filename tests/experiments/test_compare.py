@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tiny import SETTINGS, rows
 
@@ -35,10 +36,14 @@ def test_every_run_starts_from_the_warm_start(folder: Path) -> None:
             assert run[0][name] == warm[name], "iteration 0 is the warm start"
     told = json.loads((folder / "comparison.json").read_text())
     assert told["panel"] == warm["eval/panel"]
-    assert told["success"] == {
-        estimator: {"before": [run[0]["eval/success"]], "after": [run[-1]["eval/success"]]}
-        for estimator, run in zip(("hgpo", "grpo"), runs, strict=True)
-    }
+    for estimator, run in zip(("hgpo", "grpo"), runs, strict=True):
+        figures, gain = told["success"][estimator], run[-1]["eval/success"] - run[0]["eval/success"]
+        assert (figures["before"], figures["after"]) == ([run[0]["eval/success"]], [run[-1]["eval/success"]])
+        assert figures["interval"][0] <= gain <= figures["interval"][1]
+        for row in (run[0], run[-1]):
+            assert np.mean(row["eval/won_by_task"]) == row["eval/success"]
+            assert len(row["eval/won_by_task"]) == row["eval/episodes"]
+    assert "score" not in told, "FrozenLake gives none"
     assert (folder / "comparison.png").stat().st_size > 10_000
 
 
@@ -105,7 +110,39 @@ def test_a_run_without_an_evaluation_is_not_counted(tmp_path: Path) -> None:
     (tmp_path / "hgpo-seed0").mkdir()
     path = tmp_path / "hgpo-seed0" / "metrics.jsonl"
     path.write_text("".join(json.dumps({"iteration": i}) + "\n" for i in range(3)))
-    assert compare._report(command, tmp_path) == {"hgpo": {"before": [], "after": []}}
+    assert compare._report(command, tmp_path) == {"success": {"hgpo": {"before": [], "after": [], "interval": []}}}
+
+
+def test_scores_are_compared_where_there_are_some(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two runs on a panel of four tasks: the gains of the tasks are 0.5, 0.5, 0 and 1, on the average of the runs."""
+    config = dataclasses.replace(compare.load_config("webshop_tiny"), iterations=1, init="a/model")
+    command = compare.CompareCommand(config, estimators=("hgpo",), seeds=2, directory=tmp_path)
+    for seed, after in enumerate(([1.0, 0.5, 0.0, 1.0], [0.0, 0.5, 0.0, 1.0])):
+        rows = [
+            {"iteration": i, "eval/panel": "a-panel", "eval/success": float(np.mean(np.equal(scores, 1)))}
+            | {"eval/won_by_task": np.equal(scores, 1).astype(float).tolist()}
+            | {"eval/score": float(np.mean(scores)), "eval/score_by_task": scores}
+            for i, scores in enumerate(([0.0, 0.0, 0.0, 0.0], after))
+        ]
+        (tmp_path / f"hgpo-seed{seed}").mkdir()
+        path = tmp_path / f"hgpo-seed{seed}" / "metrics.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    figures = compare._report(command, tmp_path)
+    assert figures["score"]["hgpo"]["after"] == [0.625, 0.375]
+    assert figures["score"]["hgpo"]["interval"] == compare.bootstrap_interval(np.array([0.5, 0.5, 0.0, 1.0]))
+    assert figures["success"]["hgpo"]["after"] == [0.5, 0.25]
+    out = " ".join(capsys.readouterr().out.split())
+    assert "score on a-panel, per cent, 1 iterations" in out
+    assert "50.0 ± 12.5" in out
+
+
+def test_a_bootstrap_interval() -> None:
+    """Of n values 0 and 1 with mean 1/2 the mean's deviation is 1 / sqrt(4 n): 0.05 for 100."""
+    low, high = compare.bootstrap_interval(np.repeat([0.0, 1.0], 50))
+    np.testing.assert_allclose([low, high], [0.5 - 1.96 * 0.05, 0.5 + 1.96 * 0.05], atol=0.011)
+    assert compare.bootstrap_interval(np.full(10, 0.25)) == [0.25, 0.25]
+    low, high = compare.bootstrap_interval(np.repeat([0.0, 1.0], 50), level=0.5)
+    np.testing.assert_allclose([low, high], [0.5 - 0.674 * 0.05, 0.5 + 0.674 * 0.05], atol=0.011)
 
 
 def test_nothing_to_compare() -> None:

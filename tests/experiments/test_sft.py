@@ -68,7 +68,7 @@ def test_run_leaves_a_complete_folder(finished: Path) -> None:
     recorded = rows(finished)
     start, end = recorded[0], recorded[-1]
     played = Trajectories.load(finished / "expert.npz")
-    assert start["expert/won"] == start["expert/episodes"] == 40
+    assert start["expert/kept"] == start["expert/episodes"] == 40
     steps = 3 * -(-int((played.trajectory < 36).sum()) // 16)
     assert [row["iteration"] for row in recorded] == list(range(steps + 1))
     assert end["epoch"] == 3
@@ -221,7 +221,7 @@ def test_adapters_of_a_loaded_model_learn(tmp_path: Path) -> None:
         (["--max-steps", "0"], "max_steps is 0, but has to be at least 1"),
         (["--prompt-weight", "-1"], "prompt_weight is -1.0, but has to be 0 or more"),
         (["--rollout.max-response-length", "2"], "longest reply has 5 tokens, but rollout.max_response_length is 2"),
-        (["--episodes", "2", "--held-out", "0.9"], "episodes were won, and 2 of them are to be held out"),
+        (["--episodes", "2", "--held-out", "0.9"], "episodes were kept, and 2 of them are to be held out"),
     ],
 )
 def test_bad_settings_name_the_remedy(
@@ -279,3 +279,8 @@ def test_lost_episodes_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trained.num_steps + held_out.num_steps == batch.num_steps
     assert demonstrations.split_off(batch, 0.0) == (batch, None)
     assert demonstrations.play(Rollouts(config), SFTConfig(episodes=10), shown.append, lambda: True) is None
+    everything = SFTConfig(episodes=10, only_won=False)
+    batch = demonstrations.play(Rollouts(config), everything, shown.append, lambda: False)
+    assert batch is not None
+    assert batch.reward.sum() == 5 * 10
+    assert len(np.unique(batch.trajectory)) == 10, "or of all, those that are lost too"

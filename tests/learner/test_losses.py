@@ -101,6 +101,29 @@ def test_sequence_ratio_by_hand():
     np.testing.assert_allclose(got, [[0, 1, -0.5, 0.5, 0], [0, -1, 0, 0, 0]])
 
 
+def test_gspo_by_hand():
+    """arXiv 2507.18071, eq. 5 and 10: the mean over replies of s A, where its ratio s lies within the clip.
+
+    Steps of two, one and one tokens with A = 1, -2, 3 and log s = 2e-4, 1e-3, 1e-3: s A within; -s A, the clip being
+    no bound from above where A < 0; 3 (1 + 4e-4), with no slope. A token's slope is s A over tokens and replies.
+    """
+    config = LossConfig(3e-4, 4e-4, None, 0.0, 0.0, "sequence", "sequence_mean")
+    old = jnp.zeros((2, 5))
+    logprob = jnp.array([[0, 3e-4, 1e-4, 1e-3, 0], [0, 1e-3, 0, 0, 0]])
+    advantage = jnp.array([[0, 1.0, 1, -2, 0], [0, 3, 0, 0, 0]])
+    weights = token_weights(MASK, SEGMENTS, config)
+
+    def loss(logprob_BT: jax.Array):
+        rest = (old, old, old, old, advantage, MASK, SEGMENTS, weights, jnp.float32(4), config)
+        return policy_loss(logprob_BT, *rest)[0]
+
+    value, gradient = jax.value_and_grad(loss)(logprob)
+    s_a, s_b = np.exp(2e-4), np.exp(1e-3)
+    np.testing.assert_allclose(value, -(s_a - 2 * s_b + 3 * 1.0004) / 3, rtol=1e-5)
+    expected = [[0, -s_a / 6, -s_a / 6, 2 * s_b / 3, 0], [0, 0, 0, 0, 0]]
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5)
+
+
 def random_tokens(seed: int = 0) -> dict[str, np.ndarray]:
     """Four rows of 12 with up to four steps each; log-probabilities far enough apart for every clip to
     act."""

@@ -72,14 +72,15 @@ def test_the_planner_wins_ten_points_at_the_end(task):
     assert (infos[-1]["won"], infos[-1]["score"], infos[-1]["step"]) == (True, 1.0, len(rewards))
 
 
-def test_a_poor_purchase_has_a_score_and_no_reward():
-    env = WebShop(**TINY, human=False)
+@pytest.mark.parametrize("paying", [{}, {"reward": "score"}])
+def test_a_poor_purchase_has_a_score_and_no_reward_unless_asked_for(paying):
+    env = WebShop(**TINY, human=False, **paying)
     _, info = env.reset(options={"task": 0})
     _, _, _, _, info = env.step(reply(f"search[{info['goal']}]"))
     _, _, _, _, info = env.step(reply(info["available_actions"][-1]))
     assert info["score"] == 0
     observation, reward, terminated, truncated, info = env.step(reply("click[buy now]"))
-    assert (reward, terminated, truncated) == (0.0, True, False)
+    assert (reward, terminated, truncated) == (10 * info["score"] if paying else 0.0, True, False)
     assert 0 < info["score"] < 1
     assert not info["won"]
     assert f"[SEP] {info['score']} [SEP] Reward Details" in observation
@@ -279,6 +280,7 @@ def test_without_data_it_says_what_is_played_and_how_to_get_the_original():
         ({"prompt": "short"}, "the option prompt is 'short'"),
         ({"mode": "html"}, "the option mode is 'html', expected one of text, text_rich"),
         ({"mode": "text_rich", "prompt": "brief"}, "prompt brief needs the mode text"),
+        ({"reward": "dense"}, "the option reward is 'dense', expected one of won, score"),
         ({"goal_split": "own"}, "the option goal_split is 'own', expected one of held_out, products, leaky"),
         ({"goal_split": "leaky", "products": 60}, "needs more than 500 goals"),
         ({"products": -1}, "products must be between 1 and"),

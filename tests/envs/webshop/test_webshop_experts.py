@@ -68,7 +68,20 @@ def test_the_shopper_buys_well(options):
     np.testing.assert_array_equal(found, scores("shopper", range(60), **options))
 
 
-@pytest.mark.parametrize("expert", WebShop.experts)
+def test_the_hasty_one_forgets_options():
+    """Of a goal with n of them it chooses all with probability 2^-n, and buys the same product."""
+    options = SYNTHETIC | {"strict": True}
+    patient, hasty = (scores(expert, range(120), **options) for expert in ("shopper", "hasty"))
+    stock = open_stock(source_of(**options))
+    wanted = np.array([len(stock.shop.goals[goal_number(stock, "train", task)].options) for task in range(120)])
+    assert (hasty <= patient).all()
+    assert set(wanted) == {0, 1, 2}
+    np.testing.assert_array_equal(hasty[wanted == 0], patient[wanted == 0])
+    kept = (hasty == 1).sum() / (2.0 ** -wanted[patient == 1]).sum()
+    assert 0.7 < kept < 1.3
+
+
+@pytest.mark.parametrize("expert", ["planner", "shopper"])
 @pytest.mark.parametrize("style", [{}, {"prompt": "brief", "think": False}])
 def test_a_slip_costs_steps_and_not_the_goal(expert, style):
     """Options that somebody else has chosen are chosen again, and other pages are left."""
