@@ -5,9 +5,9 @@ catalogue. Building is CPU time of one thread, without drawing the documents; a 
 each the best of several repeats. Memory is that of the index's arrays, which lie in a file; beside it what the process
 grew by while the index was built.
 
-1,000 / 10,000 / 100,000 documents, two cores of an AMD EPYC, little else running, Python 3.11: a query 0.12 / 0.17 /
-0.66 ms, building 0.31 / 2.0 / 21 s, during which the process grows by 9 / 53 / 453 MB; the index 1.0 / 9.6 / 97 MB,
-0.5 / 3 / 24 ms to load.
+1,000 / 10,000 / 100,000 documents, two cores of an AMD EPYC, shared with other jobs, Python 3.11: a query 0.11 / 0.28 /
+1.1 ms, building 0.18 / 1.8 / 19 s, during which the process grows by 134 MB (100,000 alone); the index 0.7 / 6.2 / 61
+MB, 0.3 / 1.9 / 15 ms to load.
 """
 
 from __future__ import annotations

@@ -1,10 +1,31 @@
 """WebShop on two CPU cores: a decoder of 0.4 million parameters in a generated shop of 2,000 products.
 
+    python -m experiments.compare webshop_tiny --estimators hgpo --seeds 1              warm start and HGPO: 23 minutes
+    python -m experiments.compare webshop_tiny --estimators hgpo gigpo grpo --seeds 3   and its rivals: 7 minutes a run
     python -m experiments.sft webshop_tiny                                              the warm start alone
-    python -m experiments.compare webshop_tiny --estimators hgpo --seeds 1              and HGPO from there
-    python -m experiments.compare webshop_tiny --estimators hgpo gigpo grpo --seeds 3   and its rivals
 
-Not trained yet. Prompts are brief: listed products are numbered, their names cut, prices rounded up to tens of dollars.
+Claim: the score on goals for products that were never trained on rises by 10 points or more over the warm start within
+30 minutes.
+
+Ours, AMD EPYC, two cores that other jobs shared: the warm start took 16 minutes, a run of 30 iterations 7. In per cent
+on 240 held-out goals (panel eval-240-seed0-0b020fdf1b00), one seed, a warm start, replies drawn at temperature 1, the
+policy as it is trained; the intervals (95 %) come from resampling the goals, they do not cover other seeds:
+
+                    score                                           success
+            before   after 10    20      30    gain                 before   after   gain
+    hgpo      43.7       50.0  54.8    58.9    15.2 (11.6 to 18.8)     3.8    20.4   16.7 (11.7 to 21.7)
+    gigpo     43.7       50.6  54.7    55.5    11.8 ( 8.2 to 15.3)     3.8    17.5   13.8 ( 8.8 to 18.8)
+    grpo      43.7       49.5  60.9    69.6    25.9 (21.7 to 30.0)     3.8     9.2    5.4 ( 1.7 to  9.6)
+
+What is learned: the expert that the warm start imitates buys the product as it is at half of its steps on the product's
+page ("hasty": 68.8 and 14.3 on 300 goals of the split; a shopper that takes the time 92.3 and 69.7), and the model
+copies names and options with mistakes. A purchase pays its score. HGPO and GiGPO learn to choose options first, so that
+more purchases are all that was asked for, but some episodes run out of steps; GRPO learns to buy the right product
+fast. With advantages divided by their std HGPO does as GRPO does (score 68.7, success 4.6 after 30); where only a
+perfect purchase pays, it gains 16.7 in success and 3.3 in score after 20. In a shop of 300 products the warm start
+learned the 1,107 goals by heart (score 62.0 on them, 36.0 on others).
+
+Prompts are brief: listed products are numbered, their names cut, prices rounded up to tens of dollars.
 """
 
 from experiments.configs import EvaluationConfig, RunConfig, SFTConfig
