@@ -149,7 +149,7 @@ class TestScripted:
         assert score == pytest.approx(np.mean(scores))
         assert success == np.mean([score == 1 for score in scores]) < score < 1
         assert re.search(rf"split +All +Score *\n.*\n *test +{100 * success:.1f}±0\.0 +{100 * score:.1f}±0\.0", said)
-        assert "WebShop: a generated catalogue, 300 products, synthetic goals" in said
+        assert "WebShop: a generated catalogue, 2,000 products, synthetic goals" in said
         page = Path("page.html").read_text()
         assert page.count(" · score ") == 20
         assert "with color: " in page.split("<section")[0], "the goals stand in the table of contents"

@@ -1,0 +1,156 @@
+"""The estimators under study, by name; one of your own is one more entry.
+
+An `Arm` says which rows of group ids its estimator reads: k is the level of `group_steps`, `HISTORY` the groups of
+steps with the same entire history of observations and actions. ``{**ARMS, "mine": Arm(my_function, (0, 1, 2))}``.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments.studies.rollouts import Rollouts
+from hgpo_jax.config import GiGPOConfig, GRPOConfig, HGPOConfig, ReinforceConfig
+from hgpo_jax.estimators import Grouping, compact_ids, group_steps, make_estimator, step_signals
+from hgpo_jax.estimators.advantages import Estimator
+from hgpo_jax.types import StepSignals
+
+LEVELS = 5  # k = 0..4 are grouped
+HISTORY = -1  # the last row
+
+
+class Arm(NamedTuple):
+    """An estimator and what it reads."""
+
+    estimator: Estimator  # settings, or a function of StepSignals
+    rows: tuple[int, ...] = (0,)  # of the group ids, in the order that the estimator expects
+    standardised: bool = False  # its unit isn't the reward's: only directions can be compared
+
+    @property
+    def by_level(self) -> HGPOConfig | None:
+        """The settings of an estimator that is a mean over levels in units of reward; else None."""
+        config = self.estimator
+        return config if isinstance(config, HGPOConfig) and not self.standardised and not config.episode_level else None
+
+
+def hierarchy_arm(context_length: int, alpha: float = 1.0, *, normalize_std: bool = False, **settings: Any) -> Arm:
+    """HGPO over the levels 0..K."""
+    config = HGPOConfig(context_length=context_length, alpha=alpha, normalize_std=normalize_std, **settings)
+    return Arm(config, tuple(range(context_length + 1)), normalize_std)
+
+
+def level_arm(row: int) -> Arm:
+    """One level alone, or the exact histories."""
+    return Arm(HGPOConfig(context_length=0, normalize_std=False), (row,))
+
+
+# REINFORCE's batch is the whole sample, so its baseline is the task's true mean: a batch without end of one task.
+ARMS: dict[str, Arm] = {
+    "REINFORCE": Arm(ReinforceConfig()),
+    "GRPO": Arm(GRPOConfig(normalize_std=False)),
+    "RLOO": Arm(GRPOConfig(normalize_std=False, leave_one_out=True, over="trajectories")),
+    "GiGPO": Arm(GiGPOConfig(normalize_std=False)),
+    **{f"level {k}": level_arm(k) for k in range(LEVELS)},
+    "exact history": level_arm(HISTORY),
+    "HGPO K=1": hierarchy_arm(1),
+    "HGPO K=2": hierarchy_arm(2),
+    "HGPO K=4": hierarchy_arm(4),
+    "HGPO K=2 α=0": hierarchy_arm(2, 0.0),
+    "HGPO K=2 α=2": hierarchy_arm(2, 2.0),
+    "HGPO K=2 α=∞": hierarchy_arm(2, float("inf")),
+    "GRPO std": Arm(GRPOConfig(), standardised=True),
+    "GiGPO std": Arm(GiGPOConfig(), standardised=True),
+    "HGPO K=2 std": hierarchy_arm(2, normalize_std=True),
+    "HGPO K=4 std": hierarchy_arm(4, normalize_std=True),
+}
+
+
+def signals_of(
+    rollouts: Rollouts, group_size: int, *, gamma: float, size: int, value: np.ndarray | None = None
+) -> StepSignals:
+    """What the estimators read, ``group_size`` successive episodes a prompt group, padded to ``size`` steps.
+
+    Args:
+      rollouts: N steps, with the numbers of their histories.
+      group_size: episodes a prompt group.
+      gamma: discount.
+      size: one for all batches, so that each estimator is compiled once.
+      value: f32 [N] a critic's values, for estimators that read them.
+
+    Returns:
+      The signals, NumPy; ``group_ids`` [LEVELS + 1, size], the exact histories last.
+    """
+    group = rollouts.episode // group_size
+    signals = step_signals(
+        rollouts.observation,
+        group,
+        rollouts.episode,
+        rollouts.reward,
+        estimator=HGPOConfig(),
+        gamma=gamma,
+        invalid_action_penalty=0.0,
+        grouping=Grouping(LEVELS - 1, "state"),
+        size=size,
+    )
+    # The number of a history is a state that holds all of the past.
+    history = group_steps(compact_ids(rollouts.node), group, rollouts.episode, context_length=0)
+    pad = (0, size - len(group))
+    ids = np.concatenate([signals.group_ids, np.pad(history, [(0, 0), pad], constant_values=-1)])
+    signals = signals._replace(group_ids=ids)
+    return signals if value is None else signals._replace(value=np.pad(value.astype(np.float32), pad))
+
+
+def advantages_of(name: str, arm: Arm, signals: StepSignals) -> np.ndarray:
+    """The arm's advantages of the valid steps: f64 [N].
+
+    Raises:
+      ValueError: what the estimator returns is not one finite number a step; the message names it.
+    """
+    try:
+        result, _ = _compiled(arm.estimator)(signals._replace(group_ids=signals.group_ids[list(arm.rows)]))
+    except ValueError as error:
+        raise ValueError(f'estimator "{name}": {error}') from error
+    advantages = np.asarray(result, np.float64)[signals.valid]
+    if not np.isfinite(advantages).all():
+        step = int(np.argmin(np.isfinite(advantages)))
+        raise ValueError(f'estimator "{name}" gave step {step} the advantage {advantages[step]}: not finite')
+    return advantages
+
+
+def answered(arm: Arm, signals: StepSignals) -> np.ndarray:
+    """Which valid steps the arm has a group for: bool [N]; all of them for estimators not made of levels."""
+    ids = np.asarray(signals.group_ids)[:, np.asarray(signals.valid)]
+    return np.any(ids[list(arm.rows)] >= 0, axis=0) if arm.by_level else np.ones(ids.shape[1], bool)
+
+
+def without_own_step(arm: Arm, signals: StepSignals) -> np.ndarray | None:
+    """The same mix with the own step left out of each level's mean, f64 [N]: A_k n_k / (n_k - 1) for A_k.
+
+    None for estimators that are not made of levels in units of reward.
+    """
+    config = arm.by_level
+    if config is None:
+        return None
+    place = np.arange(len(arm.rows)) + config.weight_offset
+    ids_LN = np.asarray(signals.group_ids)[:, np.asarray(signals.valid)]
+    total, weights, finest = np.zeros((3, ids_LN.shape[1]))
+    levels = []
+    for k, row in enumerate(arm.rows):
+        ids = ids_LN[row]
+        members = np.bincount(ids[ids >= 0], minlength=1)[np.maximum(ids, 0)]
+        own = advantages_of(f"level {row}", level_arm(row), signals)
+        used = own != 0 if config.skip_zero_levels else ids >= 0
+        levels.append((used, own * members / np.maximum(members - 1, 1)))
+        finest = np.where(used, place[k], finest)
+    for k, (used, own) in enumerate(levels):
+        weight = np.where(used, (place[k] / np.maximum(finest, place[k])) ** config.alpha, 0)
+        total, weights = total + weight * own, weights + weight
+    return total / np.where(weights > 0, weights, 1)
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(estimator: Estimator) -> Any:
+    return jax.jit(make_estimator(estimator))

@@ -1,0 +1,290 @@
+"""Bias and variance of every estimator's advantages and gradients, against the truth of worlds that are solved.
+
+    python -m experiments.studies.bias_variance
+
+On two cores of an AMD EPYC, with the settings below: six random graphs, each with a policy of its own, 8 episodes a
+group, horizon 6; then every axis around it and FrozenLake 4x4. The unit is the root mean square of the true advantage;
+intervals are 95 %. On the third of the steps that have a group at levels 0 to 2 and of equal histories:
+
+| | level 0 | level 1 | level 2 | equal histories | HGPO K=2 |
+|---|---|---|---|---|---|
+| bias | 0.49 ± 0.01 | 0.48 ± 0.01 | 0.43 ± 0.01 | 0.37 ± 0.01 | 0.45 ± 0.01 |
+| bias, own step left out | 0.51 ± 0.01 | 0.50 ± 0.01 | 0.46 ± 0.01 | 0.05 ± 0.05 | 0.49 ± 0.01 |
+| standard deviation | 2.06 ± 0.01 | 2.06 ± 0.01 | 2.02 ± 0.01 | 1.79 ± 0.01 | 2.02 ± 0.01 |
+| the same, own step left out | 2.15 ± 0.01 | 2.28 ± 0.01 | 2.46 ± 0.01 | 2.90 ± 0.02 | 2.32 ± 0.01 |
+| over all steps: answers | 100 % | 83 % | 64 % | 66 % | 100 % |
+| bias | 0.70 ± 0.01 | 0.67 ± 0.01 | 0.65 ± 0.01 | 0.88 ± 0.01 | 0.66 ± 0.01 |
+| bias in an infinite group (exact) | 0.78 | 0.75 | 0.73 | 0 | |
+| gradient: cosine of the mean | 1.00 | 0.99 | 0.96 | 0.82 | 1.00 |
+| cosine of one group | 0.315 ± 0.004 | 0.324 ± 0.003 | 0.327 ± 0.004 | 0.154 ± 0.004 | 0.308 ± 0.004 |
+
+What the paper proposes, at the 12 points that have such steps (all but horizon 2; `propositions` holds the questions):
+
+- *Bias falls with k.* In an infinite group it does, exactly: its square is the mean square of V(h) - E[V | C_k]. At
+  these group sizes it is never found to rise on the same steps once the own step is left out of the means, and falls
+  with intervals apart at 5 points. With the own step in, equal histories keep a bias of 0.37: they are the smallest
+  groups, which the factor (n - 1) / n shrinks most. Over all steps it fails at every point of the
+  graphs, since a step without a group gets 0: a third have no other with their history.
+- *States are the context.* They leave most of the bias: without the actions even C_4 has 0.60 in an infinite group.
+- *Variance rises with k.* At 11 points with the own step left out; as the estimators are it falls from some level
+  to the next at 11, for the same factor.
+- *The mix lies between its levels.* In bias and variance it is never found outside.
+- *So the mix is better.* That doesn't follow. The bias is one of the baseline, which hardly depends on the action:
+  level 0 has a bias of 0.70 in its advantages and a mean gradient in the true direction (1.00). What the levels change
+  is variance: one group's gradient is nearest to the truth at level 2, and HGPO K=2 is nowhere above level 0 by
+  more than the intervals (0.308 and 0.315; FrozenLake, horizon 8: 0.363 ± 0.011 and 0.373 ± 0.012). Equal histories
+  lose the direction, 0.82.
+- At the default point every mean squared error is above that of saying 0 (1): a small one mostly tells of silence.
+
+REINFORCE, whose baseline here is the task's true mean, has 0.336 ± 0.003: at the default point that baseline for all
+steps is worth more than any of the groups.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from experiments.console import CONSOLE, run_command
+from experiments.records import replace_text
+from experiments.studies.arms import ARMS, Arm
+from experiments.studies.bias_variance_figures import draw
+from experiments.studies.measure import LEFT_OUT, Measured, Setting, measure, rms_advantage
+from experiments.studies.moments import Interval
+from experiments.studies.oracle import solve
+from experiments.studies.propositions import propositions
+from experiments.studies.worlds import graph_world, lake_world, random_policy
+
+AXES = {"group_size": "group_sizes", "horizon": "horizons", "aliasing": "aliasings", "reward_std": "reward_stds"}
+
+Row = dict[str, Any]  # one arm at one point of an axis; of each figure the value, and NAME_low, NAME_high
+
+
+@dataclasses.dataclass(frozen=True)
+class BiasVarianceCommand:
+    """The default point, and the values of each axis, which is moved alone."""
+
+    group_size: int = 8
+    horizon: int = 6
+    aliasing: int = 2  # hidden states that look the same, of 4 a layer
+    reward_std: float = 0.0
+    group_sizes: tuple[int, ...] = (2, 4, 8, 16)
+    horizons: tuple[int, ...] = (2, 4, 6, 8)
+    aliasings: tuple[int, ...] = (1, 2, 4)
+    reward_stds: tuple[float, ...] = (0.0, 0.25, 1.0)
+    lake_horizons: tuple[int, ...] = (8, 10)  # FrozenLake 4x4, of which the neighbouring tiles are seen; () for none
+    worlds: int = 6  # random graphs, with a policy each, that every point is averaged over
+    memory_length: int = 2  # of the policies: pairs of observation and action
+    temperature: float = 1.0
+    gamma: float = 0.95
+    max_steps: int = 131_072  # sampled at each point in each world
+    seed: int = 0
+    directory: Path = Path("runs/bias_variance")
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """Where on which axis, and the settings to average over."""
+
+    axis: str
+    at: float
+    settings: tuple[Setting, ...]
+
+
+def points(command: BiasVarianceCommand) -> list[Point]:
+    """The default first, then every axis around it; the default is measured once and stands on each."""
+    default = {axis: getattr(command, axis) for axis in AXES}
+
+    def graphs(**changed: Any) -> tuple[Setting, ...]:
+        about = default | changed
+        size = about.pop("group_size")
+        seeds = range(command.seed, command.seed + command.worlds)
+        return tuple(_setting(command, graph_world(seed, **about), seed, size, skill=1.0) for seed in seeds)
+
+    result = [Point("default", 0, graphs())]
+    for axis, field in AXES.items():
+        values = [value for value in getattr(command, field) if value != default[axis]]
+        result += [Point(axis, value, graphs(**{axis: value})) for value in values]
+    for horizon in command.lake_horizons:
+        lake = _setting(command, lake_world(horizon=horizon), command.seed, command.group_size, skill=3.0)
+        result.append(Point("lake", horizon, (lake,)))
+    return result
+
+
+def study(command: BiasVarianceCommand, arms: Mapping[str, Arm] = ARMS) -> list[Row]:
+    """Measure, print and save; with ``arms`` of your own they appear in every table.
+
+    Args:
+      command: what is measured, and where its table.csv, table.json and figures go.
+      arms: estimators by name.
+
+    Returns:
+      A row for each arm at each point. Figures are relative to the root mean square of the true advantage: an
+      estimator that always says 0 has bias 1, variance 0. Intervals (95 %) are of the sampling in these worlds.
+
+    Raises:
+      ValueError: a setting out of range, a world too large to solve, an estimator's bad result.
+    """
+    if command.worlds < 1 or command.group_size < 2 or min(command.group_sizes, default=2) < 2:
+        raise ValueError(f"worlds must be 1 or more and group sizes 2 or more: {command.worlds}, {command.group_sizes}")
+    if not arms:
+        raise ValueError("no estimators: give study at least one arm")
+    todo = points(command)
+    rows: list[Row] = []
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=CONSOLE) as progress:
+        bar = progress.add_task("", total=sum(len(point.settings) for point in todo))
+        for point in todo:
+            progress.update(bar, description=f"{point.axis} {point.at:g}")
+            by_arm: dict[str, list[tuple[Measured, float]]] = {name: [] for name in arms}
+            for setting in point.settings:
+                scale = rms_advantage(solve(setting.world, setting.policy, gamma=setting.gamma))
+                for name, measured in measure(setting, arms):
+                    by_arm[name].append((measured, scale))
+                progress.advance(bar)
+            rows += [{"axis": point.axis, "at": point.at, "arm": name} | _row(runs) for name, runs in by_arm.items()]
+    _save(rows, command)
+    places = {"default": "default point"}
+    if command.lake_horizons:
+        places["lake"] = f"FrozenLake, horizon {command.lake_horizons[0]}"
+    for axis, title in places.items():
+        for table in (_advantage_table, _levels_table, _gradient_table):
+            CONSOLE.print(table(rows, axis, title))
+    CONSOLE.print(_propositions_table(rows))
+    for path in draw(rows, {axis: getattr(command, axis) for axis in AXES}, command.directory):
+        CONSOLE.print(f"Figure: {path}", soft_wrap=True)
+    return rows
+
+
+def _setting(command: BiasVarianceCommand, world: Any, seed: int, group_size: int, *, skill: float) -> Setting:
+    policy = random_policy(world, command.memory_length, seed=seed, temperature=command.temperature, skill=skill)
+    return Setting(world, policy, group_size, command.gamma, command.max_steps, seed)
+
+
+def _row(runs: Sequence[tuple[Measured, float]]) -> Row:
+    """The mean over worlds of each figure; standard errors of independent worlds add in squares."""
+    first = runs[0][0]
+    row: Row = {"answered": float(np.mean([measured.answered for measured, _ in runs]))}
+    for which in first.steps:
+        row[f"{which}: share"] = float(np.mean([measured.steps[which].share for measured, _ in runs]))
+        for moment in ("bias2", "variance", "mse"):
+            parts = [getattr(measured.steps[which], moment).scaled(scale**-2) for measured, scale in runs]
+            row |= _cells(f"{which}: {moment}", _mean(parts))
+    for moment in first.gradient:
+        row |= _cells(f"gradient: {moment}", _mean([measured.gradient[moment] for measured, _ in runs]))
+    if first.baseline_bias2 is not None:
+        row["infinite group: bias2"] = float(np.mean([(m.baseline_bias2 or 0.0) / scale**2 for m, scale in runs]))
+    return row
+
+
+def _mean(parts: Sequence[Interval]) -> Interval:
+    value = float(np.mean([part.value for part in parts]))
+    half = float(np.sqrt(np.sum([(part.high - part.low) ** 2 for part in parts]))) / 2 / len(parts)
+    return Interval(value, value - half, value + half)
+
+
+def _cells(name: str, interval: Interval) -> Row:
+    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+def _save(rows: Sequence[Row], command: BiasVarianceCommand) -> None:
+    command.directory.mkdir(parents=True, exist_ok=True)
+    settings = dataclasses.asdict(command) | {"directory": str(command.directory)}
+    replace_text(command.directory / "table.json", json.dumps({"settings": settings, "rows": rows}, indent=1))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with open(command.directory / "table.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _told(row: Row, name: str, *, root: bool = False) -> str:
+    """Value and half of its interval; with ``root`` of the square root, the unit of the advantage."""
+    if name not in row:
+        return "-"
+    interval = Interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
+    interval = interval.root() if root else interval
+    return f"{interval.value:.3f} ± {(interval.high - interval.low) / 2:.3f}"
+
+
+def _first_of(rows: Sequence[Row], axis: str) -> Iterator[Row]:
+    start = next(row["at"] for row in rows if row["axis"] == axis)
+    return (row for row in rows if row["axis"] == axis and row["at"] == start)
+
+
+def _columns(title: str, *names: str) -> Table:
+    table = Table(title=title)
+    table.add_column("estimator", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _advantage_table(rows: Sequence[Row], axis: str, title: str) -> Table:
+    columns = ("answers", "bias", "bias, own step out", "std", "rmse", "bias, view")
+    table = _columns(f"advantages, {title}, all steps; 1 = rms of the true advantage", *columns)
+    for row in _first_of(rows, axis):
+        if "all: bias2" in row:
+            names = ("all: bias2", f"all{LEFT_OUT}: bias2", "all: variance", "all: mse", "view: bias2")
+            table.add_row(row["arm"], f"{row['answered']:.0%}", *(_told(row, name, root=True) for name in names))
+    return table
+
+
+def _gradient_table(rows: Sequence[Row], axis: str, title: str) -> Table:
+    columns = ("bias", "std", "cosine, 1 group", "cosine of the mean")
+    table = _columns(f"gradients, {title}; 1 = length of the true gradient", *columns)
+    for row in _first_of(rows, axis):
+        squares = [_told(row, f"gradient: {name}", root=True) for name in ("bias2", "variance")]
+        table.add_row(row["arm"], *squares, *(_told(row, f"gradient: {name}") for name in ("cosine", "cosine_of_mean")))
+    return table
+
+
+def _levels_table(rows: Sequence[Row], axis: str, title: str) -> Table:
+    columns = ("bias", "std", "rmse", "bias, own step out", "std, own step out", "bias, infinite group, all steps")
+    table = _columns(f"advantages, {title}, steps with a group at levels 0 to 2 and of equal histories", *columns)
+    for row in _first_of(rows, axis):
+        if f"common{LEFT_OUT}: bias2" not in row:
+            continue
+        names = [f"common: {moment}" for moment in ("bias2", "variance", "mse")]
+        names += [f"common{LEFT_OUT}: {moment}" for moment in ("bias2", "variance")]
+        exact = row.get("infinite group: bias2")
+        cells = [_told(row, name, root=True) for name in names]
+        table.add_row(row["arm"], *cells, "-" if exact is None else f"{np.sqrt(exact):.3f}")
+    return table
+
+
+def _propositions_table(rows: Sequence[Row]) -> Table:
+    """The answers at every point, and what the mix gains in direction over level 0."""
+    table = Table(title="the propositions at every point")
+    at_points: dict[tuple[str, float], dict[str, Row]] = {}
+    for row in rows:
+        at_points.setdefault((row["axis"], row["at"]), {})[row["arm"]] = row
+    table.add_column("point", no_wrap=True)
+    for question in propositions({}):
+        table.add_column(question)
+    for (axis, at), by_arm in at_points.items():
+        answers = propositions(by_arm).values()
+        table.add_row(f"{axis} {at:g}" if axis != "default" else axis, *answers)
+    return table
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+
+    def command(command: Annotated[BiasVarianceCommand, tyro.conf.arg(name="")]) -> None:
+        study(command)
+
+    run_command(command, argv, __doc__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""The estimators under study: what they are given, and what they may not return."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.studies.arms import ARMS, HISTORY, Arm, advantages_of, answered, signals_of, without_own_step
+from experiments.studies.oracle import contexts, solve
+from experiments.studies.rollouts import Rollouts, roll_out
+from experiments.studies.worlds import graph_world, random_policy
+from hgpo_jax.types import StepSignals
+
+
+@pytest.fixture(scope="module")
+def played() -> tuple[Rollouts, StepSignals, np.ndarray]:
+    """64 episodes in groups of 8, their signals, and the prompt group of each step."""
+    world = graph_world(0, horizon=4, reward_std=0.2)
+    policy = random_policy(world, 1, seed=0)
+    rollouts = roll_out(world, policy, 64, np.random.default_rng(0), oracle=solve(world, policy))
+    return rollouts, signals_of(rollouts, 8, gamma=0.9, size=300), rollouts.episode // 8
+
+
+def test_equal_histories_are_grouped(played: tuple[Rollouts, StepSignals, np.ndarray]) -> None:
+    rollouts, signals, group = played
+    ids = np.asarray(signals.group_ids)[HISTORY]
+    assert (ids[len(group) :] == -1).all()
+    histories = {}
+    for i in range(len(group)):
+        own = rollouts.episode == rollouts.episode[i]
+        upto = own & (rollouts.step <= rollouts.step[i])
+        past = (*rollouts.observation[upto], -1, *rollouts.action[own & (rollouts.step < rollouts.step[i])])
+        histories.setdefault((group[i], *past), []).append(i)
+    for members in histories.values():
+        assert len(set(ids[members])) == 1
+        assert (ids[members[0]] >= 0) == (len(members) > 1)
+
+
+def test_leaving_the_own_step_out_equals_a_loop(played: tuple[Rollouts, StepSignals, np.ndarray]) -> None:
+    """R_i minus the mean of the others at each level, mixed by the weights of the levels used."""
+    _, signals, group = played
+    arm = ARMS["HGPO K=2 α=2"]
+    mixed = without_own_step(arm, signals)
+    assert mixed is not None
+    returns = np.asarray(signals.step_return)[: len(group)].astype(np.float64)
+    for i in range(0, len(group), 7):
+        total = weights = 0.0
+        for k in range(3):
+            ids = np.asarray(signals.group_ids)[k, : len(group)]
+            others = (ids == ids[i]) & (np.arange(len(ids)) != i)
+            if ids[i] >= 0:
+                total += (k + 1) ** 2 * (returns[i] - returns[others].mean())
+                weights += (k + 1) ** 2
+        assert mixed[i] == pytest.approx(total / weights if weights else 0, abs=1e-5)
+    assert without_own_step(ARMS["GRPO"], signals) is None
+    assert without_own_step(ARMS["HGPO K=2 std"], signals) is None
+
+
+def test_one_level_alone_equals_the_mix_with_all_weight_there(
+    played: tuple[Rollouts, StepSignals, np.ndarray],
+) -> None:
+    _, signals, group = played
+    finest = advantages_of("level 2", ARMS["level 2"], signals)
+    mixed = advantages_of("HGPO", ARMS["HGPO K=2 α=∞"], signals)
+    has = answered(ARMS["level 2"], signals)
+    assert 0 < has.sum() < len(group)
+    np.testing.assert_allclose(mixed[has], finest[has], atol=1e-5)
+    assert (finest[~has] == 0).all()
+    assert answered(ARMS["GRPO"], signals).all()
+
+
+def test_an_estimator_of_your_own(played: tuple[Rollouts, StepSignals, np.ndarray]) -> None:
+    _, signals, group = played
+
+    def returns_above_zero(signals: StepSignals) -> jnp.ndarray:
+        return jnp.where(signals.group_ids[0] >= 0, signals.step_return, 0)
+
+    own = advantages_of("mine", Arm(returns_above_zero, (HISTORY,)), signals)
+    grouped = np.asarray(signals.group_ids)[HISTORY, : len(group)] >= 0
+    np.testing.assert_array_equal(own, np.where(grouped, np.asarray(signals.step_return)[: len(group)], 0))
+
+
+def test_bad_results_name_the_estimator(played: tuple[Rollouts, StepSignals, np.ndarray]) -> None:
+    _, signals, _ = played
+    with pytest.raises(ValueError, match='estimator "mine" gave step 0 the advantage nan: not finite'):
+        advantages_of("mine", Arm(lambda s: s.step_return * jnp.nan), signals)
+    with pytest.raises(ValueError, match=r'estimator "mine": .*returned advantages of shape \[299\], expected \[300\]'):
+        advantages_of("mine", Arm(lambda s: s.step_return[1:]), signals)
+
+
+def test_contexts_agree_with_the_groups(played: tuple[Rollouts, StepSignals, np.ndarray]) -> None:
+    """Steps share a group at level 2 when their histories have equal contexts (of full length)."""
+    rollouts, signals, group = played
+    world = graph_world(0, horizon=4, reward_std=0.2)
+    code = contexts(solve(world, random_policy(world, 1, seed=0)), 2)[rollouts.node]
+    ids = np.asarray(signals.group_ids)[2, : len(group)]
+    late = np.flatnonzero(rollouts.step >= 2)
+    same_code = (code[late, None] == code[late]) & (group[late, None] == group[late])
+    same_id = (ids[late, None] == ids[late]) & (ids[late] >= 0)
+    assert (same_id == (same_code & (ids[late] >= 0))).all()
