@@ -70,7 +70,7 @@ def test_the_shopper_buys_well(options):
 
 def test_the_hasty_one_forgets_options():
     """Of a goal with n of them it chooses all with probability 2^-n, and buys the same product."""
-    options = SYNTHETIC | {"strict": True}
+    options: dict[str, Any] = SYNTHETIC | {"strict": True}
     patient, hasty = (scores(expert, range(120), **options) for expert in ("shopper", "hasty"))
     stock = open_stock(source_of(**options))
     wanted = np.array([len(stock.shop.goals[goal_number(stock, "train", task)].options) for task in range(120)])
