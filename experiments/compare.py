@@ -17,7 +17,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import matplotlib
 import numpy as np
@@ -99,7 +99,9 @@ def _finish_run(run: RunConfig, where: Path) -> bool:
     """Trains what is left of a run; False if it was stopped before its end."""
     resume = any((where / "checkpoints").glob("[0-9]*"))
     if resume:
+        others = set(get_args(EstimatorName)) - {run.estimator}  # whose settings it does not use
         changes = changed_fields(config_from_json(where / "config.json"), resolve(run))
+        changes = {name: change for name, change in changes.items() if name.split(".")[0] not in others}
         before, after = changes.get("iterations", (0, 0))
         if after > before:
             del changes["iterations"]  # it goes on

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from envs.core import environment_class
-from experiments.assembly import Rollouts
 from experiments.configs import SFTConfig
 from experiments.rollout_files import join
+from experiments.rollouts import Rollouts
 from experiments.scripted import expert_policy, scripted_act, with_slips
 from hgpo_jax.types import Trajectories
 

@@ -25,7 +25,6 @@ import chex
 import tyro
 
 from envs.core import Panel, environment_class, make_panel
-from experiments.assembly import Rollouts
 from experiments.configs import RunConfig
 from experiments.console import CONSOLE, run_command
 from experiments.endpoint import BudgetSpent, EndpointConfig
@@ -33,6 +32,7 @@ from experiments.evaluation_report import Pass, describe_endpoint, further_table
 from experiments.policies import Policy, Settings, config_of, open_policy
 from experiments.records import environment, replace_text
 from experiments.render import annotate, render_html
+from experiments.rollouts import Rollouts
 from experiments.transcripts import Episode, Log, episodes_of, recorded, write_transcripts
 from hgpo_jax.config import SamplingConfig
 from hgpo_jax.policy.tokenization import ByteTokenizer

@@ -31,7 +31,7 @@ from matplotlib.figure import Figure
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments import demonstrations
-from experiments.assembly import Rollouts, resolve
+from experiments.assembly import resolve
 from experiments.configs import (
     RunConfig,
     SFTConfig,
@@ -45,6 +45,7 @@ from experiments.console import CONSOLE, resumed_run, stop_requests, tell_error
 from experiments.export import export
 from experiments.imitation import Imitation, num_minibatches
 from experiments.records import Records, environment, replace_text
+from experiments.rollouts import Rollouts
 from hgpo_jax.learner.checkpoint import Checkpoints
 from hgpo_jax.processes import ProcessesConfig
 from hgpo_jax.types import Trajectories

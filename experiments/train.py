@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import jax
 import tyro
 
-from experiments.assembly import Learner, Rollouts, resolve
+from experiments.assembly import Learner, resolve
 from experiments.configs import RunConfig, changed_fields, config_from_json, config_to_json, load_config
 from experiments.console import (
     CONSOLE,
@@ -38,6 +38,7 @@ from experiments.console import (
 from experiments.recipes import apply_recipe, take_recipe
 from experiments.records import Records, draw_learning_curve, environment, replace_text
 from experiments.rollout_files import save_rollouts
+from experiments.rollouts import Rollouts
 from experiments.warm_start import warm_start
 from hgpo_jax.learner.checkpoint import Checkpoints
 from hgpo_jax.processes import (

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import jax
 
-from experiments.assembly import Learner, Rollouts
+from experiments.assembly import Learner
+from experiments.rollouts import Rollouts
 from experiments.scripted import random_policy, scripted_act
 from hgpo_jax.config import OptimizerConfig
 from hgpo_jax.learner.supervised import make_supervised_update

@@ -150,6 +150,21 @@ def with_logprobs(batch: StepBatch, *, old: Array | None = None, ref: Array | No
     return dataclasses.replace(batch, **new)
 
 
+def without_steps(batch: StepBatch, left_out: np.ndarray, process: int = 0) -> StepBatch:
+    """The same rows with some steps taken out of the loss; their tokens stay, with log-probabilities of 0.
+
+    Args:
+      batch: as `pack_steps` returns it, of this process.
+      left_out: bool [n], of the n steps that were packed.
+      process: its number, of several.
+    """
+    size = len(batch.steps.valid)
+    left_out = np.pad(left_out, (0, size - len(left_out)))
+    mask = np.asarray(batch.loss_mask) & ~left_out[np.maximum(np.asarray(batch.step_index) - process * size, 0)]
+    logprob = np.where(mask, batch.behavior_logprob, np.float32(0))
+    return dataclasses.replace(batch, loss_mask=mask, behavior_logprob=logprob, old_logprob=logprob)
+
+
 def _check_steps(
     prompts: Sequence[np.ndarray], responses: Sequence[np.ndarray], logprobs: Sequence[np.ndarray], row_length: int
 ) -> np.ndarray:

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from experiments.assembly import Rollouts
 from experiments.configs import load_config
+from experiments.rollouts import Rollouts
 from experiments.scripted import expert_policy, scripted_act
 from hgpo_jax.policy.tokenization import load_tokenizer
 from hgpo_jax.rollout.collector import Act, Request

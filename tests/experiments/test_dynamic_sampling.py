@@ -13,7 +13,7 @@ from rounds import known_act, played, rollouts, told
 from several import ROOT, start_several
 from tiny import SETTINGS, rows
 
-from experiments import assembly, train
+from experiments import train
 from experiments.assembly import Learner, signals_of
 from experiments.configs import config_from_json, load_config
 from hgpo_jax.estimators import make_estimator
@@ -132,7 +132,7 @@ def test_a_run_with_the_recipe_resumes_bit_for_bit(tmp_path: Path, monkeypatch: 
     def known(*_: object) -> object:
         return known_act(lambda task: task >= first and task % 3 == 0)
 
-    monkeypatch.setattr(assembly, "make_actor", known)
+    monkeypatch.setattr("experiments.rollouts.make_actor", known)
     args = [*SETTINGS, "--seed", "1", "--recipe", "dapo", "--warm-start.batches", "0", "--rollout.max-steps", "8"]
     args += ["--learner.old-logprob", "recompute", "--evaluation.every", "1"]
     train.main([*args, "--iterations", "3", "--directory", str(tmp_path / "whole")])

@@ -20,12 +20,12 @@ from tiny import ROOT, wait_for
 
 from envs.core import Panel, make_panel
 from experiments import evaluate, export
-from experiments.assembly import Rollouts
 from experiments.configs import RunConfig, config_to_json, load_config
 from experiments.endpoint import EndpointConfig
 from experiments.evaluate import EvaluateCommand
 from experiments.evaluation_report import Pass, further_table, success_table
 from experiments.policies import Settings, config_of, open_policy
+from experiments.rollouts import Rollouts
 from experiments.scripted import scripted_act
 from experiments.transcripts import read_transcripts
 from hgpo_jax.config import MeshConfig, ModelConfig

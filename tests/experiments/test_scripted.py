@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.assembly import Rollouts
 from experiments.configs import RunConfig, SFTConfig, load_config
 from experiments.demonstrations import play
+from experiments.rollouts import Rollouts
 from experiments.scripted import expert_policy, random_policy, scripted_act, with_slips
 from hgpo_jax.policy.tokenization import ByteTokenizer
 from hgpo_jax.rollout.collector import Request

@@ -16,9 +16,10 @@ from tiny import ROOT, SETTINGS, rows, wait_for
 from envs.core import Expert
 from envs.frozen_lake import FrozenLakeText, shortest_path
 from experiments import demonstrations, imitation, sft, train
-from experiments.assembly import Learner, Rollouts
+from experiments.assembly import Learner
 from experiments.configs import SFTConfig, config_from_json, load_config
 from experiments.records import Records
+from experiments.rollouts import Rollouts
 from hgpo_jax.learner.checkpoint import Checkpoints
 from hgpo_jax.policy.tokenization import Tokenizer, load_tokenizer
 from hgpo_jax.types import Trajectories

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.assembly import Learner, Rollouts
+from experiments.assembly import Learner
 from experiments.configs import WarmStartConfig, load_config
+from experiments.rollouts import Rollouts
 from experiments.warm_start import warm_start
 
 

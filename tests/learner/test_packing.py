@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from learner_toy import make_batch, make_signals, make_steps
 
 from hgpo_jax.config import LearnerConfig
-from hgpo_jax.learner.packing import Share, pack_steps, unpack_tokens, with_logprobs
+from hgpo_jax.learner.packing import Share, pack_steps, unpack_tokens, with_logprobs, without_steps
 
 CONFIG = LearnerConfig(minibatch_steps=4, row_length=8)
 
@@ -48,6 +48,20 @@ def test_rows_by_hand():
     np.testing.assert_array_equal(batch.steps.score, [1, 2, 3, *padding])
     np.testing.assert_array_equal(batch.steps.prompt_group, [0, 0, 0] + [-1] * 13)
     np.testing.assert_array_equal(batch.steps.group_ids, [[0, 0, 1] + [-1] * 13] * 2)
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_steps_left_out_of_the_loss_by_hand(process):
+    """The second of the three, also where the numbers of another process's steps come before."""
+    share = Share(process, 3 * process, 3 + 3 * process, lambda values: values)
+    batch = pack_steps(**literal_steps(), config=CONFIG, seed=0, share=share)
+    left = without_steps(batch, np.array([False, True, False]), process)
+    mask = {step: left.loss_mask[batch.step_index == step + process * len(batch.steps.valid)] for step in range(3)}
+    assert [int(mask[step].sum()) for step in range(3)] == [2, 0, 1]
+    for before, after in ((batch.behavior_logprob, left.behavior_logprob), (batch.old_logprob, left.old_logprob)):
+        np.testing.assert_array_equal(np.sort(after[after != 0]), [-6, -2, -1])
+        assert (before != 0).sum() == 6
+    np.testing.assert_array_equal(left.tokens, batch.tokens)
 
 
 def test_shapes_and_types():
