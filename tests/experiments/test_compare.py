@@ -104,12 +104,12 @@ def test_other_settings_are_not_mixed_in(folder: Path, capsys: pytest.CaptureFix
 
 
 def test_settings_of_other_estimators_may_differ(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [*COMMAND, "--estimators", "hgpo", "--grpo.no-normalize-std", "--directory", str(folder)]
+    command = [*COMMAND, "--estimators", "hgpo", "--grpo.normalize-std", "--directory", str(folder)]
     compare.main(command)
     assert capsys.readouterr().out.count("finished before") == 1
     with pytest.raises(SystemExit):
         compare.main([*command, "--estimators", "grpo"])
-    assert "was run with grpo.normalize_std = True, not False" in " ".join(capsys.readouterr().out.split())
+    assert "was run with grpo.normalize_std = False, not True" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_run_without_an_evaluation_is_not_counted(tmp_path: Path) -> None:
