@@ -17,8 +17,15 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from experiments.configs import RunConfig
 from hgpo_jax import adapters
-from hgpo_jax.config import MeshConfig
-from hgpo_jax.estimators import make_estimator, step_signals
+from hgpo_jax.config import EstimatorConfig, GiGPOConfig, GRPOConfig, HGPOConfig, MeshConfig, ShrinkageConfig
+from hgpo_jax.estimators import (
+    context_diagnostics,
+    context_sums,
+    grouping_for,
+    make_estimator,
+    similar_states,
+    step_signals,
+)
 from hgpo_jax.estimators.shaping import overlong_penalties
 from hgpo_jax.learner.checkpoint import Checkpoints
 from hgpo_jax.learner.packing import Share, pack_steps, with_logprobs, without_steps
@@ -32,11 +39,19 @@ from hgpo_jax.sharding import Layout, batch_multiple, batch_shardings, make_mesh
 from hgpo_jax.types import Metrics, StepBatch, StepSignals, TrainState, Trajectories
 
 
-def signals_of(config: RunConfig, batch: Trajectories) -> StepSignals:
-    """What the config's estimator reads of a recorded batch."""
+def state_keys_of(config: RunConfig, batch: Trajectories) -> np.ndarray:
+    """What says which steps are in the same state: the environment's own keys, or clusters of similar ones."""
+    keys = config.state_keys
+    if keys.similarity is None:
+        return batch.anchor_state
+    return similar_states(batch.anchor_state, batch.prompt_group, keys.similarity, rule=keys.rule)
+
+
+def signals_of(config: RunConfig, batch: Trajectories, state_keys: np.ndarray | None = None) -> StepSignals:
+    """What the config's estimator reads of a recorded batch; ``state_keys`` saves making them again."""
     returns = config.returns
     signals = step_signals(
-        batch.anchor_state,
+        state_keys_of(config, batch) if state_keys is None else state_keys,
         batch.prompt_group,
         batch.trajectory,
         batch.reward,
@@ -56,6 +71,40 @@ def signals_of(config: RunConfig, batch: Trajectories) -> StepSignals:
         penalty=returns.overlong_penalty,
     )
     return signals._replace(step_return=signals.step_return - penalty, score=signals.score - penalty)
+
+
+def context_metrics(
+    config: RunConfig, batch: Trajectories, state_keys: np.ndarray, step_return: np.ndarray
+) -> dict[str, np.ndarray]:
+    """``context/*`` [K] of all processes' parts together; empty where neither estimator nor prompt looks back.
+
+    K is the estimator's, or that of the prompt's memory where the estimator compares states alone.
+    """
+    depth = grouping_for(config.estimator_config).context_length or config.rollout.history_length
+    if not depth:
+        return {}
+    sums = context_sums(
+        state_keys, batch.prompt_group, batch.trajectory, step_return, context_length=depth, step=batch.step
+    )
+    return {f"context/{name}": value for name, value in context_diagnostics(gather(sums).sum(0)).items()}
+
+
+def level_names(estimator: EstimatorConfig) -> list[str]:
+    """What each row of the estimator's per-level diagnostics is about."""
+    match estimator:
+        case HGPOConfig() | ShrinkageConfig():
+            levels = [
+                "same state",
+                "+ last state",
+                *(f"+ last {k} states" for k in range(2, estimator.context_length + 1)),
+            ]
+            levels = levels[: estimator.context_length + 1]
+            return ["same task"] * (estimator.root == "prompt") + levels
+        case GiGPOConfig():
+            return ["same task", "same state"]
+        case GRPOConfig():
+            return ["same task"]
+    return ["whole batch"]
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -175,17 +224,18 @@ class Learner:
         data = jax.random.key_data(jax.random.fold_in(self.state.key, 0))
         return jax.random.wrap_key_data(jnp.asarray(np.asarray(data)))  # this process's own
 
-    def pack(self, batch: Trajectories, seed: tuple[int, int]) -> StepBatch:
+    def pack(self, batch: Trajectories, seed: tuple[int, int], signals: StepSignals | None = None) -> StepBatch:
         """The recorded batch as token rows, with the log-probabilities that the loss compares with.
 
-        In several processes each passes its own part, and gets arrays of all of them together.
+        ``signals`` are those of `signals_of`, where they have been made already. In several processes each passes its
+        own part, and gets arrays of all of them together.
         """
         steps, processes, own = gather(batch.num_steps), jax.process_count(), jax.process_index()
         packed = pack_steps(
             batch.prompt_tokens,
             batch.response_tokens,
             batch.behavior_logprob,
-            signals_of(self.config, batch),
+            signals_of(self.config, batch) if signals is None else signals,
             config=self.config.learner,
             seed=seed,
             row_multiple=batch_multiple(self.mesh) // processes,
@@ -206,7 +256,9 @@ class Learner:
         Raises:
           FloatingPointError: a log-probability, return or gradient is not finite; names the step.
         """
-        packed = self.pack(batch, (self.config.seed, iteration))
+        state_keys = state_keys_of(self.config, batch)
+        signals = signals_of(self.config, batch, state_keys)
+        packed = self.pack(batch, (self.config.seed, iteration), signals)
         if self.config.learner.old_logprob == "recompute":
             packed = with_logprobs(packed, old=self._logprobs(self.state.params, packed))
         self.state, metrics = self._update(self.state, packed)
@@ -216,8 +268,13 @@ class Learner:
             where = f"step {i} of process {process}"
             if process == jax.process_index():
                 where = f"step {i} (trajectory {batch.trajectory[i]}, step {batch.step[i]})"
+            if not np.isfinite(metrics["advantage_mean"]):
+                raise FloatingPointError(
+                    f"iteration {iteration}: estimator {self.config.estimator} gave {where} an advantage that is not "
+                    "finite; no optimizer step was taken. Look at the batch: --dump-rollouts writes it"
+                )
             raise FloatingPointError(
                 f"iteration {iteration}: {where} gave a value that is not finite; its optimizer step was not taken. "
                 "Lower optimizer.learning_rate, or look at the batch: --dump-rollouts writes it"
             )
-        return metrics
+        return metrics | context_metrics(self.config, batch, state_keys, np.asarray(signals.step_return))

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import jax
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from tensorboardX import SummaryWriter
 
 
@@ -135,3 +136,52 @@ def draw_learning_curve(rows: list[dict[str, Any]], title: str, path: Path) -> N
     axes.grid(alpha=0.3)
     axes.legend(loc="best")
     figure.savefig(path, dpi=150)
+
+
+def draw_groups(rows: list[dict[str, Any]], levels: Sequence[str], title: str, path: Path) -> None:
+    """What the estimator compared, over iterations: size, reach and weight of the groups by level, and context.
+
+    Args:
+      rows: of metrics.jsonl.
+      levels: the names of the rows of the estimator's per-level figures, coarsest first.
+      title: of the figure.
+      path: where it goes, as a PNG.
+    """
+    matplotlib.use("Agg")
+    depths = max((len(row.get("context/inconsistent_steps", ())) for row in rows), default=0)
+    past = ["last state", *(f"last {k} states" for k in range(2, depths + 1))]
+    panels = {
+        "estimator/mean_group_size": ("groups of two or more", "steps in a group, mean", levels),
+        "estimator/coverage": ("steps with a group", "share of steps", levels),
+        "estimator/effective_weight": ("weight in the advantage", "share, mean over steps with signal", levels),
+        "estimator/no_signal": ("steps with advantage 0", "share of steps", [""]),
+        "context/inconsistent_steps": ("same state, but not the same ..", "share of steps in state groups", past),
+        "context/baseline_spread": ("baselines of groups that share the ..", "distance from state's, in return", past),
+    }
+    panels = {name: panel for name, panel in panels.items() if any(name in row for row in rows)}
+    height = -(-len(panels) // 2)
+    figure = Figure(figsize=(9, 3 * height), layout="constrained")
+    figure.suptitle(title)
+    grid = figure.subplots(height, 2, squeeze=False).ravel()
+    for axes, (name, (heading, unit, labels)) in zip(grid, panels.items(), strict=False):
+        _draw_levels(axes, [(row["iteration"], np.atleast_1d(row[name])) for row in rows if name in row], labels)
+        axes.set(title=heading, ylabel=unit, xlabel="iteration")
+        if "share" in unit:
+            axes.set_ylim(0, 1.02)
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    figure.savefig(path, dpi=150)
+
+
+def _draw_levels(axes: Any, points: list[tuple[int, np.ndarray]], labels: Sequence[str]) -> None:
+    iterations, values = zip(*points, strict=True)
+    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(labels)))
+    # The finer a level the thinner its line, so that none hides another that it lies on.
+    for number, (label, colour, curve) in enumerate(zip(labels, colours, np.array(values).T, strict=True)):
+        marker = "." if len(iterations) < 20 else None
+        axes.plot(iterations, curve, label=label, color=colour, marker=marker, linewidth=max(3 - 0.8 * number, 1))
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    if len(labels) > 1:
+        axes.legend(loc="lower left", fontsize="small", framealpha=0.6)

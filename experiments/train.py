@@ -2,12 +2,13 @@
 
     python -m experiments.train                          the embedded default, experiments/configs/frozen_lake.py
     python -m experiments.train NAME --seed 1            another config; every field can be overridden
-    python -m experiments.train --estimator gigpo        hgpo | gigpo | grpo | rloo | reinforce
+    python -m experiments.train --estimator gigpo        hgpo | hgpo_shrinkage | gigpo | grpo | rloo | reinforce
     python -m experiments.train --recipe dapo            dapo | dr_grpo | gspo: sets fields that no other option sets
     python -m experiments.train --resume runs/NAME       go on from the last checkpoint
     python -m experiments.train NAME --processes.auto    on every host of a TPU slice, or in every task of Slurm
 
-A run's folder holds config.json, environment.json, metrics.jsonl, tensorboard/, checkpoints/, learning_curve.png.
+A run's folder holds config.json, environment.json, metrics.jsonl, tensorboard/, checkpoints/, learning_curve.png and
+groups.png.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Annotated, Any
 import jax
 import tyro
 
-from experiments.assembly import Learner, resolve
+from experiments.assembly import Learner, level_names, resolve
 from experiments.configs import RunConfig, changed_fields, config_from_json, config_to_json, load_config
 from experiments.console import (
     CONSOLE,
@@ -36,7 +37,7 @@ from experiments.console import (
     tell_error,
 )
 from experiments.recipes import apply_recipe, take_recipe
-from experiments.records import Records, draw_learning_curve, environment, replace_text
+from experiments.records import Records, draw_groups, draw_learning_curve, environment, replace_text
 from experiments.rollout_files import save_rollouts
 from experiments.rollouts import Rollouts
 from experiments.warm_start import warm_start
@@ -131,7 +132,9 @@ def _finish(run: RunConfig, where: Path, iteration: int, records: Records, secon
         CONSOLE.print(f"  python -m experiments.train --resume {where}", soft_wrap=True)
         return
     figure = where / "learning_curve.png"
-    draw_learning_curve(records.read(), f"{run.estimator} on {run.env}, seed {run.seed}", figure)
+    title = f"{run.estimator} on {run.env}, seed {run.seed}"
+    draw_learning_curve(records.read(), title, figure)
+    draw_groups(records.read(), level_names(run.estimator_config), title, where / "groups.png")
     summarise(run, records.read(), figure, seconds, compiled)
 
 

@@ -4,8 +4,16 @@ The names here are what another trainer needs; the parts of a whole run are in `
 (decoder, sampler, tokenizer), ``rollout`` (environments to batches) and ``learner`` (losses, the sharded update).
 """
 
-from hgpo_jax.config import GiGPOConfig, GRPOConfig, HGPOConfig, ReinforceConfig
-from hgpo_jax.estimators import compute_advantages, group_steps, make_estimator, step_returns, step_signals
+from hgpo_jax.config import GiGPOConfig, GRPOConfig, HGPOConfig, ReinforceConfig, ShrinkageConfig
+from hgpo_jax.estimators import (
+    compute_advantages,
+    group_steps,
+    make_estimator,
+    quantised_states,
+    similar_states,
+    step_returns,
+    step_signals,
+)
 from hgpo_jax.types import StepBatch, StepSignals, TrainState, Trajectories
 
 __all__ = [
@@ -13,6 +21,7 @@ __all__ = [
     "GiGPOConfig",
     "HGPOConfig",
     "ReinforceConfig",
+    "ShrinkageConfig",
     "StepBatch",
     "StepSignals",
     "TrainState",
@@ -20,6 +29,8 @@ __all__ = [
     "compute_advantages",
     "group_steps",
     "make_estimator",
+    "quantised_states",
+    "similar_states",
     "step_returns",
     "step_signals",
 ]

@@ -48,6 +48,21 @@ class HGPOConfig:
     episode_level: bool = False  # the released code's `base_group`: one more item of weight 1
     skip_zero_levels: bool = True  # a level whose advantage is zero takes no weight
     root: Literal["state", "prompt"] = "state"  # "prompt" puts the whole prompt group first
+    leave_one_out: bool = False  # each level's baseline is the mean of the others in the group
+
+
+@dataclasses.dataclass(frozen=True)
+class ShrinkageConfig:
+    """HGPO's groups with weights from the data: each level's baseline is pulled toward that of the level above."""
+
+    context_length: int = 2  # K: how many past states the finest groups share
+    root: Literal["state", "prompt"] = "state"  # "prompt" puts the whole prompt group first
+    leave_one_out: bool = True  # the own return takes no part in the baseline
+    normalize_std: bool = False  # divide by the (population) standard deviation of the coarsest group
+    # How many steps the coarser baseline counts for: s = n / (n + prior_size). None estimates it from the spread
+    # within and between the groups.
+    prior_size: float | None = None
+    pool: Literal["batch", "prompt"] = "batch"  # what that estimate is made from; "prompt": each prompt group its own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +89,15 @@ class ReinforceConfig:
     normalize_std: bool = False
 
 
-EstimatorConfig = HGPOConfig | GRPOConfig | GiGPOConfig | ReinforceConfig
+EstimatorConfig = HGPOConfig | ShrinkageConfig | GRPOConfig | GiGPOConfig | ReinforceConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class StateKeysConfig:
+    """Which states count as the same."""
+
+    similarity: float | None = None  # texts at least so similar do, 0 to 1; None: equal ones only. GiGPO's: 0.95
+    rule: Literal["released", "subsequence"] = "released"  # what similar means: that of GiGPO's code, or a faster one
 
 
 @dataclasses.dataclass(frozen=True)

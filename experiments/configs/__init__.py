@@ -26,9 +26,11 @@ from hgpo_jax.config import (
     ReinforceConfig,
     ReturnsConfig,
     RolloutConfig,
+    ShrinkageConfig,
+    StateKeysConfig,
 )
 
-EstimatorName = Literal["hgpo", "gigpo", "grpo", "rloo", "reinforce"]
+EstimatorName = Literal["hgpo", "hgpo_shrinkage", "gigpo", "grpo", "rloo", "reinforce"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +65,14 @@ class RunConfig:
     data: str = ""  # folder of the environment's original data, where it reads some; "" leaves it to the environment
     iterations: int = 160
     seed: int = 0
-    estimator: EstimatorName = "hgpo"  # which of the five below is used
+    estimator: EstimatorName = "hgpo"  # which of the settings below is used
     hgpo: HGPOConfig = HGPOConfig()
+    hgpo_shrinkage: ShrinkageConfig = ShrinkageConfig()
     gigpo: GiGPOConfig = GiGPOConfig()
     grpo: GRPOConfig = GRPOConfig()
     rloo: GRPOConfig = GRPOConfig(normalize_std=False, leave_one_out=True)
     reinforce: ReinforceConfig = ReinforceConfig()
+    state_keys: StateKeysConfig = StateKeysConfig()
     returns: ReturnsConfig = ReturnsConfig()
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -121,6 +125,9 @@ class RunConfig:
             )
         if self.rollout.train_sampling.temperature <= 0:
             raise ValueError("rollout.train_sampling.temperature must be above 0: greedy replies give no gradient")
+        similarity = self.state_keys.similarity
+        if similarity is not None and not 0 < similarity <= 1:
+            raise ValueError(f"state_keys.similarity is {similarity}, expected above 0 to 1, or None to turn it off")
         self._check_loss()
         self._check_sampling()
 

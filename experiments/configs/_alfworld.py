@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from experiments.configs import EstimatorName, RunConfig
-from hgpo_jax.config import HGPOConfig
+from hgpo_jax.config import HGPOConfig, ShrinkageConfig
 
 
 def alfworld(model: RunConfig, estimator: EstimatorName, history_length: int) -> RunConfig:
@@ -21,6 +21,7 @@ def alfworld(model: RunConfig, estimator: EstimatorName, history_length: int) ->
         env="hgpo/ALFWorld-v0",
         estimator=estimator,
         hgpo=HGPOConfig(context_length=history_length, alpha=1.0),
+        hgpo_shrinkage=ShrinkageConfig(context_length=history_length, normalize_std=True),
         rollout=dataclasses.replace(model.rollout, history_length=history_length, max_steps=50),
         learner=dataclasses.replace(model.learner, minibatch_steps=256),
         evaluation=dataclasses.replace(model.evaluation, split="seen"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from experiments.configs import EstimatorName, RunConfig
-from hgpo_jax.config import GiGPOConfig, GRPOConfig, HGPOConfig
+from hgpo_jax.config import GiGPOConfig, GRPOConfig, HGPOConfig, ShrinkageConfig
 
 
 def webshop(model: RunConfig, estimator: EstimatorName, history_length: int, max_steps: int = 30) -> RunConfig:
@@ -22,6 +22,7 @@ def webshop(model: RunConfig, estimator: EstimatorName, history_length: int, max
         env="hgpo/WebShop-v0",
         estimator=estimator,
         hgpo=HGPOConfig(context_length=history_length, alpha=1.0, normalize_std=False),
+        hgpo_shrinkage=ShrinkageConfig(context_length=history_length),
         gigpo=GiGPOConfig(normalize_std=False),
         grpo=GRPOConfig(normalize_std=False),
         rollout=dataclasses.replace(model.rollout, history_length=history_length, max_steps=max_steps),

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hgpo_jax.config import EstimatorConfig, GiGPOConfig, GRPOConfig, HGPOConfig, ReinforceConfig
-from hgpo_jax.estimators import baselines, hierarchy
+from hgpo_jax.config import EstimatorConfig, GiGPOConfig, GRPOConfig, HGPOConfig, ReinforceConfig, ShrinkageConfig
+from hgpo_jax.estimators import baselines, hierarchy, shrinkage
 from hgpo_jax.estimators.grouping import check_lengths, compact_ids, group_steps
 from hgpo_jax.estimators.returns import episode_scores, step_returns
 from hgpo_jax.types import Array, StepSignals
@@ -33,7 +33,7 @@ class Grouping(NamedTuple):
 
 def grouping_for(estimator: Estimator) -> Grouping:
     """The levels an estimator reads: HGPO's own; the state level alone for every other and for functions."""
-    if isinstance(estimator, HGPOConfig):
+    if isinstance(estimator, HGPOConfig | ShrinkageConfig):
         return Grouping(estimator.context_length, estimator.root)
     return Grouping(0, "state")
 
@@ -42,20 +42,23 @@ def make_estimator(estimator: Estimator) -> Callable[[StepSignals], tuple[jax.Ar
     """The pure function behind an estimator's settings; a function of the user's own has its result checked.
 
     Args:
-      estimator: HGPOConfig, GRPOConfig, GiGPOConfig, ReinforceConfig, or a function of StepSignals that
-        returns advantages [N], alone or with a dict of diagnostics.
+      estimator: HGPOConfig, ShrinkageConfig, GRPOConfig, GiGPOConfig, ReinforceConfig, or a function of
+        StepSignals that returns advantages [N], alone or with a dict of diagnostics.
 
     Returns:
       ``signals -> (advantages f32 [N], diagnostics)``, to be called inside or outside jit.
 
     Raises:
-      ValueError: a setting out of range, neither settings nor a function; when called, advantages that are
-        not [N].
+      ValueError: a setting out of range, neither settings nor a function; when called, a result that is not
+        advantages [N], alone or with a dict.
     """
     match estimator:
         case HGPOConfig():
             hierarchy.check_hierarchy_config(estimator)
             return lambda signals: hierarchy.hierarchy_advantages(signals, estimator)
+        case ShrinkageConfig():
+            shrinkage.check_shrinkage_config(estimator)
+            return lambda signals: shrinkage.shrinkage_advantages(signals, estimator)
         case GRPOConfig():
             baselines.check_baseline_config(estimator)
             return lambda signals: baselines.grpo_advantages(signals, estimator)
@@ -67,8 +70,8 @@ def make_estimator(estimator: Estimator) -> Callable[[StepSignals], tuple[jax.Ar
         case _ if callable(estimator) and not isinstance(estimator, type):
             return lambda signals: _checked(estimator, signals)
     raise ValueError(
-        "estimator must be an instance of HGPOConfig, GRPOConfig, GiGPOConfig or ReinforceConfig, or a "
-        f"function of StepSignals; got {estimator!r}"
+        "estimator must be an instance of HGPOConfig, ShrinkageConfig, GRPOConfig, GiGPOConfig or "
+        f"ReinforceConfig, or a function of StepSignals; got {estimator!r}"
     )
 
 
@@ -191,7 +194,10 @@ def compute_advantages(
     advantages = np.array(advantages)[:length]
     if not np.isfinite(advantages).all():
         i = int(np.argmin(np.isfinite(advantages)))
-        raise ValueError(f"the estimator {estimator!r} gave step {i} the advantage {advantages[i]}: not finite")
+        raise ValueError(
+            f"estimator {estimator_name(estimator)} gave step {i} the advantage {advantages[i]}: not finite. "
+            "Look for a division by a spread or a count of 0"
+        )
     if not return_diagnostics:
         return advantages
     size = len(signals.valid)
@@ -225,11 +231,28 @@ def _check_values(step_return: np.ndarray, score: np.ndarray) -> None:
             raise ValueError(f"the {name} of step {i} is {values[i]:g}, too large for float32: scale the rewards down")
 
 
+def estimator_name(estimator: Estimator) -> str:
+    """For messages: a function's own name, or the settings."""
+    function = getattr(estimator, "func", estimator)  # of a functools.partial
+    return getattr(function, "__name__", repr(estimator))
+
+
 def _checked(function: UserEstimator, signals: StepSignals) -> tuple[jax.Array, Diagnostics]:
-    result = function(signals)
-    advantages, diagnostics = result if isinstance(result, tuple) else (result, {})
-    shape, wanted = jnp.shape(advantages), signals.step_return.shape
-    if shape != wanted:
-        name = getattr(function, "__name__", repr(function))
-        raise ValueError(f"estimator {name} returned advantages of shape {list(shape)}, expected {list(wanted)}")
+    result: Any = function(signals)
+    name, wanted = estimator_name(function), signals.step_return.shape
+    expected = f"expected advantages {list(wanted)}, alone or with a dict of diagnostics"
+    pair = result if isinstance(result, tuple) else (result, {})
+    if len(pair) != 2 or not isinstance(pair[1], dict):
+        told = ", ".join(type(part).__name__ for part in pair)
+        raise ValueError(f"estimator {name} returned a tuple of {len(pair)} ({told}), {expected}")
+    advantages, diagnostics = pair
+    if not isinstance(advantages, jax.Array | np.ndarray):
+        raise ValueError(f"estimator {name} returned a {type(advantages).__name__}, {expected}")
+    if advantages.shape != wanted:
+        raise ValueError(
+            f"estimator {name} returned advantages of shape {list(advantages.shape)}, expected {list(wanted)}: "
+            "one for each step, padding included"
+        )
+    if jnp.issubdtype(advantages.dtype, jnp.complexfloating):
+        raise ValueError(f"estimator {name} returned complex advantages, expected real ones")
     return jnp.where(signals.valid, jnp.asarray(advantages, jnp.float32), 0), diagnostics

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from hgpo_jax.config import GiGPOConfig, GRPOConfig, ReinforceConfig
-from hgpo_jax.estimators.statistics import group_statistics, group_summary, standardised
+from hgpo_jax.estimators.statistics import group_statistics, group_summary, leave_one_out, standardised
 from hgpo_jax.types import StepSignals
 
 Result = tuple[jax.Array, dict[str, jax.Array]]
@@ -108,9 +108,7 @@ def _grpo(signals: StepSignals, config: GRPOConfig) -> Result:
         counted_N = signals.valid & (own_N == jnp.arange(size))
     statistics = group_statistics(signals.score[None], group_1N, size, counted_N)
     if config.leave_one_out:
-        # mean over the others - mean over all = -(own deviation) / (n - 1)
-        others_1N = statistics.deviation[:, own_N] / jnp.maximum(statistics.size - 1, 1)
-        statistics = statistics._replace(mean=statistics.mean - others_1N, deviation=statistics.deviation + others_1N)
+        statistics = leave_one_out(statistics, statistics.deviation[:, own_N])
     advantages_N = standardised(statistics, ddof=1, normalize_std=config.normalize_std)[0]
     return _with_diagnostics(advantages_N, group_summary(statistics, counted_N), signals)
 

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hgpo_jax.config import HGPOConfig
-from hgpo_jax.estimators.statistics import group_statistics, group_summary, standardised
+from hgpo_jax.config import HGPOConfig, ShrinkageConfig
+from hgpo_jax.estimators.statistics import group_statistics, group_summary, leave_one_out, standardised
 from hgpo_jax.types import Array, StepSignals
 
 # A member of a group counts as sitting on the mean when only the rounding of float32 sets it apart.
-_ROUNDING = 8 * 2.0**-23
+ROUNDING = 8 * 2.0**-23
 
 
 def hierarchy_advantages(signals: StepSignals, config: HGPOConfig) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -29,6 +29,10 @@ def hierarchy_advantages(signals: StepSignals, config: HGPOConfig) -> tuple[jax.
     group of equal returns gives exactly 0. With root="prompt" k counts from the prompt group.
     ``episode_level`` adds one more item of weight 1, the score over all steps of the prompt group with the
     unbiased std, as the released code's ``base_group``.
+
+    With ``leave_one_out`` every item's mean is that of the others in the group, so that the own return does not
+    pull its baseline along: n / (n - 1) times the plain A_k(i), n = |G_k(i)|. The std stays that of the whole
+    group, since the others of a pair have none; so small groups weigh more, a pair twice.
 
     Args:
       signals: [N] per step, ``group_ids`` [L, N] with L = context_length + 1 (+ 1 with root="prompt").
@@ -44,19 +48,25 @@ def hierarchy_advantages(signals: StepSignals, config: HGPOConfig) -> tuple[jax.
       ValueError: a setting out of range, or group ids of another number of levels.
     """
     check_hierarchy_config(config)
+    return _mix_levels(
+        signals,
+        _weight_ratios(config, check_levels(signals, config)),
+        normalize_std=config.normalize_std,
+        episode_level=config.episode_level,
+        skip_zero_levels=config.skip_zero_levels,
+        without_own=config.leave_one_out,
+    )
+
+
+def check_levels(signals: StepSignals, config: HGPOConfig | ShrinkageConfig) -> int:
+    """The number of levels L that the settings need; a ValueError where ``group_ids`` has another."""
     levels = config.context_length + 1 + (config.root == "prompt")
     if signals.group_ids.ndim != 2 or len(signals.group_ids) != levels:
         raise ValueError(
             f"group_ids has shape {signals.group_ids.shape}, expected [{levels}, N] for context_length="
             f'{config.context_length}, root="{config.root}": pass the same two to group_steps'
         )
-    return _mix_levels(
-        signals,
-        _weight_ratios(config, levels),
-        normalize_std=config.normalize_std,
-        episode_level=config.episode_level,
-        skip_zero_levels=config.skip_zero_levels,
-    )
+    return levels
 
 
 def check_hierarchy_config(config: HGPOConfig) -> None:
@@ -80,7 +90,7 @@ def _weight_ratios(config: HGPOConfig, levels: int) -> np.ndarray:
     return np.tril(ratios).astype(np.float32)
 
 
-@functools.partial(jax.jit, static_argnames=("normalize_std", "episode_level", "skip_zero_levels"))
+@functools.partial(jax.jit, static_argnames=("normalize_std", "episode_level", "skip_zero_levels", "without_own"))
 def _mix_levels(
     signals: StepSignals,
     ratios_LL: Array,
@@ -88,6 +98,7 @@ def _mix_levels(
     normalize_std: bool,
     episode_level: bool,
     skip_zero_levels: bool,
+    without_own: bool,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The arithmetic of `hierarchy_advantages`; alpha is in the traced ratios: a new one compiles nothing."""
     chex.assert_rank([signals.step_return, signals.score, signals.valid], 1)
@@ -103,7 +114,9 @@ def _mix_levels(
         ddof = np.array([1.0] + [0.0] * (len(ids_LN) - 1), np.float32)[:, None]
 
     statistics = group_statistics(values_LN, ids_LN, num_groups)
-    on_mean_LN = jnp.abs(statistics.deviation) <= _ROUNDING * statistics.magnitude
+    on_mean_LN = jnp.abs(statistics.deviation) <= ROUNDING * statistics.magnitude
+    if without_own:
+        statistics = leave_one_out(statistics)
     level_LN = jnp.where(on_mean_LN, 0, standardised(statistics, ddof=ddof, normalize_std=normalize_std))
     used_LN = level_LN != 0 if skip_zero_levels else statistics.size >= 2
 
@@ -114,7 +127,7 @@ def _mix_levels(
     share_LN = weight_LN / jnp.maximum(weight_LN.sum(0), 1)[None]
     advantages_N = (share_LN * level_LN).sum(0)
 
-    diagnostics = group_summary(statistics, signals.valid) | _shares(used_LN, share_LN, signals.valid)
+    diagnostics = group_summary(statistics, signals.valid) | level_shares(used_LN, share_LN, signals.valid)
     if episode_level:
         episode_weight = diagnostics["effective_weight"][0]
         diagnostics = {name: x[1:] if x.ndim else x for name, x in diagnostics.items()}
@@ -122,7 +135,8 @@ def _mix_levels(
     return advantages_N, diagnostics
 
 
-def _shares(used_LN: jax.Array, share_LN: jax.Array, valid_N: Array) -> dict[str, jax.Array]:
+def level_shares(used_LN: jax.Array, share_LN: jax.Array, valid_N: Array) -> dict[str, jax.Array]:
+    """``used_share``, ``effective_weight`` [L] and ``no_signal`` [] of a mix of levels, share_LN of each."""
     steps = jnp.maximum(valid_N.sum(), 1)
     reached = used_LN.any(0).sum()
     return {

@@ -80,6 +80,23 @@ def group_statistics(
     return jax.vmap(over_row)(jnp.asarray(values_LN), jnp.asarray(ids_LN))
 
 
+def leave_one_out(statistics: GroupStatistics, own_deviation_LN: Array | None = None) -> GroupStatistics:
+    """Means and deviations against the others of the group; sizes and spreads stay those of the whole group.
+
+        v_i - mean_{G - i} v = n / (n - 1) (v_i - mean_G v)
+
+    Args:
+      statistics: of [L, N] values.
+      own_deviation_LN: f32 [L, N] of the member that each step stands for, where that isn't the step itself.
+
+    Returns:
+      The statistics; those of a group of one are left as they are.
+    """
+    own_LN = statistics.deviation if own_deviation_LN is None else own_deviation_LN
+    shift_LN = own_LN / jnp.maximum(statistics.size - 1, 1)
+    return statistics._replace(mean=statistics.mean - shift_LN, deviation=statistics.deviation + shift_LN)
+
+
 def standardised(statistics: GroupStatistics, *, ddof: Array | int, normalize_std: bool) -> jax.Array:
     """(v - mean) / (std + 1e-6), or v - mean; 0 in a group of one.
 

@@ -1,5 +1,6 @@
 """The one call: golden outputs, buckets, compilations counted, functions of the user's own, bad input."""
 
+import functools
 from pathlib import Path
 
 import batches
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from experiments.replay_advantages import replay_directory
-from hgpo_jax.config import GiGPOConfig, GRPOConfig, HGPOConfig, ReinforceConfig
+from hgpo_jax.config import GiGPOConfig, GRPOConfig, HGPOConfig, ReinforceConfig, ShrinkageConfig
 from hgpo_jax.estimators.advantages import (
     Grouping,
     compute_advantages,
@@ -21,7 +22,14 @@ from hgpo_jax.estimators.advantages import (
 )
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "advantages"
-CONFIGS = [HGPOConfig(1), HGPOConfig(2, root="prompt"), GRPOConfig(), GiGPOConfig(), ReinforceConfig()]
+CONFIGS = [
+    HGPOConfig(1),
+    HGPOConfig(2, root="prompt"),
+    ShrinkageConfig(1, root="prompt"),
+    GRPOConfig(),
+    GiGPOConfig(),
+    ReinforceConfig(),
+]
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +133,26 @@ def not_finite(signals):
     return signals.score / 0.0
 
 
+def three_things(signals):
+    return signals.score, {}, {}
+
+
+def pair_of_arrays(signals):
+    return signals.score, signals.score
+
+
+def nothing(signals):
+    del signals
+
+
+def as_list(signals):
+    return list(signals.score)
+
+
+def imaginary(signals):
+    return signals.score * 1j
+
+
 def batch_of(**changes):
     fields = batches.random_batch(0)._asdict()
     settings = {"estimator": HGPOConfig(1), "gamma": 0.9, "invalid_action_penalty": 0.1}
@@ -138,14 +166,23 @@ def batch_of(**changes):
         (lambda: make_estimator("hgpo"), "got 'hgpo'"),  # pyright: ignore
         (
             lambda: compute_advantages(**batch_of(estimator=too_short)),
-            r"too_short returned .* \[95\], expected \[96\]",
+            r"too_short returned .* \[95\], expected \[96\]: one for each step, padding included",
         ),
+        (
+            lambda: compute_advantages(**batch_of(estimator=functools.partial(too_short))),
+            r"estimator too_short returned",
+        ),
+        (lambda: compute_advantages(**batch_of(estimator=three_things)), "three_things returned a tuple of 3"),
+        (lambda: compute_advantages(**batch_of(estimator=pair_of_arrays)), "pair_of_arrays .* alone or with a dict"),
+        (lambda: compute_advantages(**batch_of(estimator=nothing)), r"nothing returned a NoneType, .* \[96\]"),
+        (lambda: compute_advantages(**batch_of(estimator=as_list)), "as_list returned a list, expected advantages"),
+        (lambda: compute_advantages(**batch_of(estimator=imaginary)), "imaginary returned complex advantages"),
         (lambda: compute_advantages(**batch_of(reward=[0.0])), "reward 1"),
         (lambda: compute_advantages(**batch_of(action_valid=[True])), "action_valid 1"),
         (lambda: compute_advantages(**batch_of(step_return=jnp.full(75, jnp.nan))), "step_return"),
         (
             lambda: compute_advantages(**batch_of(estimator=not_finite)),
-            r"not_finite.* gave step 0 the advantage .*not fin",
+            r"estimator not_finite gave step 0 the advantage .*not finite.* division",
         ),
         (lambda: compute_advantages(**batch_of(action_valid=np.ones((87, 1)))), r"action_valid has shape \[87, 1\]"),
         (lambda: compute_advantages(**batch_of(step_return=np.ones((87, 1)))), r"step_return has shape \[87, 1\]"),

@@ -73,14 +73,40 @@ def test_a_member_on_the_mean_skips_the_level(normalize_std):
     np.testing.assert_allclose(counted[1], root / 3, rtol=1e-5)
 
 
+def test_leave_one_out_by_hand():
+    # root: a is 6 above the others' 0, b and c 3 below theirs; state x: a is 6 above b, b 6 below a
+    config = HGPOConfig(0, normalize_std=False, root="prompt", leave_one_out=True)
+    np.testing.assert_allclose(by_hand(config), [(6 + 2 * 6) / 3, (-3 - 2 * 6) / 3, -3], rtol=1e-6)
+    # over the std of the whole group, own step included: 3 for the pair
+    pair = HGPOConfig(0, leave_one_out=True)
+    np.testing.assert_allclose(by_hand(pair), [2, -2, 0], rtol=1e-5)
+
+
+def test_leave_one_out_is_the_plain_deviation_over_the_share_of_the_others():
+    batch = batches.random_batch(5, dense=True)
+    plain, alone = (HGPOConfig(0, normalize_std=False, leave_one_out=leave) for leave in (False, True))
+    ids = batch.signals(plain).group_ids[0]
+    sizes = np.where(ids >= 0, np.bincount(ids + 1)[ids + 1], 2)
+    np.testing.assert_allclose(
+        advantages_of(batch, alone), advantages_of(batch, plain) * sizes / (sizes - 1), atol=1e-5
+    )
+    _, found = compute_advantages(*batch, estimator=alone, return_diagnostics=True)
+    returns = batch.signals(alone).step_return
+    grouped = ids >= 0
+    np.testing.assert_allclose(
+        (returns - found["baseline"][0])[grouped], advantages_of(batch, alone)[grouped], atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("leave_one_out", [False, True])
 @pytest.mark.parametrize("skip", [True, False])
 @pytest.mark.parametrize("normalize_std", [False, True])
-def test_equal_returns_give_exactly_zero(normalize_std, skip):
+def test_equal_returns_give_exactly_zero(normalize_std, skip, leave_one_out):
     """750 groups: sizes 2 to 16, returns 10 * 0.95^j, where a rounded mean would leave a residue."""
     sizes, powers = np.meshgrid(np.arange(2, 17), np.arange(50))
     state = np.repeat(np.arange(sizes.size), sizes.ravel())
     returns = np.float32(10) * np.float32(0.95) ** powers.ravel().astype(np.float32)
-    config = HGPOConfig(0, normalize_std=normalize_std, skip_zero_levels=skip)
+    config = HGPOConfig(0, normalize_std=normalize_std, skip_zero_levels=skip, leave_one_out=leave_one_out)
     advantages, diagnostics = compute_advantages(
         state, np.zeros_like(state), np.arange(len(state)), np.zeros(len(state)),
         step_return=np.repeat(returns, sizes.ravel()), estimator=config, return_diagnostics=True,

@@ -62,6 +62,12 @@ def test_run_leaves_a_complete_folder(finished: Path) -> None:
     environment = json.loads((finished / "environment.json").read_text())
     assert environment["versions"]["jax"] == jax.__version__
     assert (finished / "learning_curve.png").stat().st_size > 5_000
+    assert (finished / "groups.png").stat().st_size > 5_000
+    by_level = {"coverage", "mean_group_size", "used_share", "effective_weight"}
+    assert all(len(row[f"estimator/{name}"]) == 3 for row in recorded[1:] for name in by_level)
+    context = {"inconsistent_groups", "inconsistent_steps", "baseline_spread"}
+    assert all(len(row[f"context/{name}"]) == 2 for row in recorded[1:] for name in context)
+    assert all(0 <= row["estimator/no_signal"] <= 1 for row in recorded[1:])
     assert list((finished / "tensorboard").glob("events*"))
 
 
