@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.spaces import Text
 
 from envs.core import ASCII, Expert
-from envs.discrete_games import is_certain, kept_game, open_game, plan_of, wording_of
+from envs.discrete_games import bins_of, is_certain, kept_game, open_game, plan_of, wording_of
 from envs.replies import format_reply
 
 FIRST_TEST_SEED = 2**30  # training seeds lie below
@@ -44,7 +44,8 @@ class DiscreteText(gymnasium.Env[str, str]):
 
     The reward is the game's own. A reply needs one ``<action>name</action>``; without it nothing changes and nothing
     is paid, so where each step costs something, let the penalty on invalid actions cost more. The anchor state is the
-    observation as told. There is no step cap but the game's own.
+    observation as told, or with ``bins`` the bin of each number: floor(x / width + 1/2). There is no step cap but the
+    game's own.
 
     ``info``, beside what `envs.core.StepInfo` names: ``title``, ``goal`` and ``admissible``, the names of the actions
     that the game's ``action_mask`` allows; without one, all.
@@ -58,6 +59,8 @@ class DiscreteText(gymnasium.Env[str, str]):
             known of the game: the goal of CliffWalking, else a reward above 0. A game that is won by lasting, such as
             CartPole, has no success here, only a return: set this above its rewards.
         strict: whether an action that is not admissible is an invalid reply; it is carried out all the same.
+        bins: for observations that never repeat exactly, such as CartPole's: the width of a bin, comma-separated
+            for each number, in its own units. Steps with all numbers in the same bins count as in the same state.
 
     Raises:
         ValueError: no such game, one of other spaces, or an option that does not fit it.
@@ -76,6 +79,7 @@ class DiscreteText(gymnasium.Env[str, str]):
         goal: str = "",
         win_above: int = 0,
         strict: bool = False,
+        bins: str = "",
         render_mode: str | None = None,
     ):
         self.render_mode = render_mode
@@ -84,11 +88,13 @@ class DiscreteText(gymnasium.Env[str, str]):
         self._about = {"title": self._env.spec.name, "goal": goal or self._told.goal}
         self._win_above = win_above or self._told.win_above
         self._strict = strict
+        self._bins = bins_of(self._env, bins)
         own = self._env.observation_space if isinstance(self._env.observation_space, Text) else Text(1)
         longest, charset = max(8192, own.max_length), own.character_set | set(ASCII)
         self.observation_space = Text(longest, min_length=0, charset=charset)
         self.action_space = Text(8192, min_length=0, charset=ASCII)
         self._seen: str | None = None
+        self._state = ""
         self._admissible: tuple[str, ...] = ()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -122,11 +128,12 @@ class DiscreteText(gymnasium.Env[str, str]):
     def _look(self, observation: Any, info: Mapping[str, Any]) -> None:
         names = self._told.actions
         self._seen = self._told.tell(self._env.unwrapped, observation)
+        self._state = self._seen if self._bins is None else self._bins(observation)
         mask = info.get("action_mask", ())
         self._admissible = tuple(name for name, allowed in zip(names, mask, strict=False) if allowed) or names
 
     def _info(self, action: str, *, action_valid: bool, won: bool = False) -> dict[str, Any]:
-        own = {"anchor_state": self._seen, "action_valid": action_valid, "action": action, "won": won}
+        own = {"anchor_state": self._state, "action_valid": action_valid, "action": action, "won": won}
         return own | self._about | {"admissible": self._admissible}
 
     @staticmethod

@@ -134,6 +134,32 @@ def wording_of(env: Any, actions: str = "") -> Wording:
     return told._replace(actions=names)
 
 
+def bins_of(env: Any, bins: str) -> Callable[[Any], str] | None:
+    """What names the bins that a game's numbers lie in, floor(x / width + 1/2); None for ``bins`` "".
+
+    Raises:
+        ValueError: widths that are not above 0, or not one for each number of a Box.
+    """
+    if not bins:
+        return None
+    space = env.observation_space
+    if not isinstance(space, Box):
+        raise ValueError(f"bins is {bins!r}, but {env.spec.id} observes {space}, which repeats exactly: leave bins out")
+    try:
+        widths = np.array([float(width) for width in bins.split(",")])
+    except ValueError as error:
+        raise ValueError(f"bins is {bins!r}, expected numbers, comma-separated") from error
+    size = int(np.prod(space.shape))
+    if len(widths) != size or not (np.isfinite(widths) & (widths > 0)).all():
+        raise ValueError(f"bins is {bins!r}, expected {size} widths above 0, one for each number of {env.spec.id}")
+
+    def name(observation: Any) -> str:
+        places = np.floor(np.ravel(observation).astype(np.float64) / widths + 0.5)
+        return f"bins {' '.join(f'{place + 0.0:.0f}' for place in places)}"
+
+    return name
+
+
 @functools.lru_cache(maxsize=16)
 def kept_game(game: str, settings: str) -> Any:
     """For what needs no episode of its own: names, starts, transitions."""

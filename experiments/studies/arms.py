@@ -1,11 +1,13 @@
 """The estimators under study, by name; one of your own is one more entry.
 
-An `Arm` says which rows of group ids its estimator reads: k is the level of `group_steps`, `HISTORY` the groups of
-steps with the same entire history of observations and actions. ``{**ARMS, "mine": Arm(my_function, (0, 1, 2))}``.
+An `Arm` says which rows of group ids its estimator reads: k is the level of `group_steps`, `TASK` the prompt groups,
+`HISTORY` the groups of steps with the same entire history of observations and actions.
+``{**ARMS, "mine": Arm(my_function, (0, 1, 2))}``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -13,13 +15,13 @@ import jax
 import numpy as np
 
 from experiments.studies.rollouts import Rollouts
-from hgpo_jax.config import GiGPOConfig, GRPOConfig, HGPOConfig, ReinforceConfig
+from hgpo_jax.config import GiGPOConfig, GRPOConfig, HGPOConfig, ReinforceConfig, ShrinkageConfig
 from hgpo_jax.estimators import Grouping, compact_ids, group_steps, make_estimator, step_signals
 from hgpo_jax.estimators.advantages import Estimator
 from hgpo_jax.types import StepSignals
 
 LEVELS = 5  # k = 0..4 are grouped
-HISTORY = -1  # the last row
+TASK, HISTORY = -2, -1  # the last rows
 
 
 class Arm(NamedTuple):
@@ -31,15 +33,23 @@ class Arm(NamedTuple):
 
     @property
     def by_level(self) -> HGPOConfig | None:
-        """The settings of an estimator that is a mean over levels in units of reward; else None."""
+        """The settings of HGPO in units of reward, its own steps in the means; None for other estimators."""
         config = self.estimator
-        return config if isinstance(config, HGPOConfig) and not self.standardised and not config.episode_level else None
+        if not isinstance(config, HGPOConfig) or self.standardised or config.episode_level or config.leave_one_out:
+            return None
+        return config
 
 
 def hierarchy_arm(context_length: int, alpha: float = 1.0, *, normalize_std: bool = False, **settings: Any) -> Arm:
     """HGPO over the levels 0..K."""
     config = HGPOConfig(context_length=context_length, alpha=alpha, normalize_std=normalize_std, **settings)
     return Arm(config, tuple(range(context_length + 1)), normalize_std)
+
+
+def shrinkage_arm(context_length: int, **settings: Any) -> Arm:
+    """Nested shrinkage over the levels 0..K, with ``root="prompt"`` the task above them."""
+    config = ShrinkageConfig(context_length=context_length, **settings)
+    return Arm(config, (TASK,) * (config.root == "prompt") + tuple(range(context_length + 1)))
 
 
 def level_arm(row: int) -> Arm:
@@ -55,12 +65,18 @@ ARMS: dict[str, Arm] = {
     "GiGPO": Arm(GiGPOConfig(normalize_std=False)),
     **{f"level {k}": level_arm(k) for k in range(LEVELS)},
     "exact history": level_arm(HISTORY),
+    "HGPO K=0 + episode": hierarchy_arm(0, episode_level=True),
     "HGPO K=1": hierarchy_arm(1),
     "HGPO K=2": hierarchy_arm(2),
     "HGPO K=4": hierarchy_arm(4),
     "HGPO K=2 α=0": hierarchy_arm(2, 0.0),
     "HGPO K=2 α=2": hierarchy_arm(2, 2.0),
     "HGPO K=2 α=∞": hierarchy_arm(2, float("inf")),
+    "HGPO K=2 leave-one-out": hierarchy_arm(2, leave_one_out=True),
+    "shrinkage K=2": shrinkage_arm(2, leave_one_out=False),
+    "shrinkage K=2 leave-one-out": shrinkage_arm(2),
+    "shrinkage K=2 task root": shrinkage_arm(2, leave_one_out=False, root="prompt"),
+    "shrinkage K=2 task root, l.-o.-o.": shrinkage_arm(2, root="prompt"),
     "GRPO std": Arm(GRPOConfig(), standardised=True),
     "GiGPO std": Arm(GiGPOConfig(), standardised=True),
     "HGPO K=2 std": hierarchy_arm(2, normalize_std=True),
@@ -81,7 +97,7 @@ def signals_of(
       value: f32 [N] a critic's values, for estimators that read them.
 
     Returns:
-      The signals, NumPy; ``group_ids`` [LEVELS + 1, size], the exact histories last.
+      The signals, NumPy; ``group_ids`` [LEVELS + 2, size], the tasks and the exact histories last.
     """
     group = rollouts.episode // group_size
     signals = step_signals(
@@ -95,10 +111,13 @@ def signals_of(
         grouping=Grouping(LEVELS - 1, "state"),
         size=size,
     )
-    # The number of a history is a state that holds all of the past.
-    history = group_steps(compact_ids(rollouts.node), group, rollouts.episode, context_length=0)
     pad = (0, size - len(group))
-    ids = np.concatenate([signals.group_ids, np.pad(history, [(0, 0), pad], constant_values=-1)])
+    # The number of a history is a state that holds all of the past; of a task all steps share one.
+    more = [
+        group_steps(state, group, rollouts.episode, context_length=0)
+        for state in (np.zeros_like(group), compact_ids(rollouts.node))
+    ]
+    ids = np.concatenate([signals.group_ids, np.pad(np.concatenate(more), [(0, 0), pad], constant_values=-1)])
     signals = signals._replace(group_ids=ids)
     return signals if value is None else signals._replace(value=np.pad(value.astype(np.float32), pad))
 
@@ -123,32 +142,18 @@ def advantages_of(name: str, arm: Arm, signals: StepSignals) -> np.ndarray:
 def answered(arm: Arm, signals: StepSignals) -> np.ndarray:
     """Which valid steps the arm has a group for: bool [N]; all of them for estimators not made of levels."""
     ids = np.asarray(signals.group_ids)[:, np.asarray(signals.valid)]
-    return np.any(ids[list(arm.rows)] >= 0, axis=0) if arm.by_level else np.ones(ids.shape[1], bool)
+    config = arm.estimator
+    levels = isinstance(config, ShrinkageConfig) or (isinstance(config, HGPOConfig) and not config.episode_level)
+    return np.any(ids[list(arm.rows)] >= 0, axis=0) if levels else np.ones(ids.shape[1], bool)
 
 
 def without_own_step(arm: Arm, signals: StepSignals) -> np.ndarray | None:
-    """The same mix with the own step left out of each level's mean, f64 [N]: A_k n_k / (n_k - 1) for A_k.
-
-    None for estimators that are not made of levels in units of reward.
-    """
+    """The same mix with the own step left out of each level's mean, f64 [N]; None for other estimators than HGPO."""
     config = arm.by_level
     if config is None:
         return None
-    place = np.arange(len(arm.rows)) + config.weight_offset
-    ids_LN = np.asarray(signals.group_ids)[:, np.asarray(signals.valid)]
-    total, weights, finest = np.zeros((3, ids_LN.shape[1]))
-    levels = []
-    for k, row in enumerate(arm.rows):
-        ids = ids_LN[row]
-        members = np.bincount(ids[ids >= 0], minlength=1)[np.maximum(ids, 0)]
-        own = advantages_of(f"level {row}", level_arm(row), signals)
-        used = own != 0 if config.skip_zero_levels else ids >= 0
-        levels.append((used, own * members / np.maximum(members - 1, 1)))
-        finest = np.where(used, place[k], finest)
-    for k, (used, own) in enumerate(levels):
-        weight = np.where(used, (place[k] / np.maximum(finest, place[k])) ** config.alpha, 0)
-        total, weights = total + weight * own, weights + weight
-    return total / np.where(weights > 0, weights, 1)
+    left_out = Arm(dataclasses.replace(config, leave_one_out=True), arm.rows)
+    return advantages_of(repr(left_out.estimator), left_out, signals)
 
 
 @functools.lru_cache(maxsize=64)

@@ -135,6 +135,42 @@ def test_other_games_are_told_in_numbers(register, space, observation, words):
     }
 
 
+def test_numbers_in_the_same_bins_are_the_same_state(register):
+    """Widths 0.2 and 1: the bins are centred on 0; what is told stays exact."""
+    space = Box(-9, 9, (2,))
+    for observation, state in [([0.09, -0.4], "bins 0 0"), ([0.11, 0.5], "bins 1 1"), ([-0.31, 8.6], "bins -2 9")]:
+        env = DiscreteText(register(space=space, observation=np.array(observation, np.float32)), bins="0.2, 1")
+        seen, info = env.reset(seed=0)
+        assert info["anchor_state"] == state
+        assert seen == f"numbers {observation[0]:g} {observation[1]:g}"
+
+
+@pytest.mark.parametrize(("game", "bins"), [("CartPole", "0.2,0.4,0.05,0.5"), ("Acrobot", "0.2,0.2,0.2,0.2,0.5,1")])
+def test_bins_make_groups_where_no_state_comes_twice(game, bins):
+    exact, binned = (
+        roll(random_policy(ENV, 0), range(2), 8, game=game, max_steps=20, **options).batch
+        for options in ({}, {"bins": bins})
+    )
+    np.testing.assert_array_equal(exact.reward, binned.reward)
+    later = exact.step > 0  # a group starts alike
+    first, second = (len(set(batch.anchor_state[later].tolist())) for batch in (exact, binned))
+    assert second < first / 2
+
+
+@pytest.mark.parametrize(
+    ("game", "bins", "message"),
+    [
+        ("Taxi", "1", "Taxi-v4 observes .*, which repeats exactly: leave bins out"),
+        ("CartPole", "1,1", "expected 4 widths above 0, one for each number of CartPole-v1"),
+        ("CartPole", "1,1,0,1", "expected 4 widths above 0"),
+        ("CartPole", "wide", "bins is 'wide', expected numbers, comma-separated"),
+    ],
+)
+def test_bad_bins(game, bins, message):
+    with pytest.raises(ValueError, match=message):
+        DiscreteText(game, bins=bins)
+
+
 def test_a_step_in_taxi():
     """Task 0 starts at gymnasium's state for seed 0; a move into a wall is not admissible, and costs its step."""
     env, own = DiscreteText(), kept_game("Taxi", "")

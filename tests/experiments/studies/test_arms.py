@@ -6,7 +6,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.studies.arms import ARMS, HISTORY, Arm, advantages_of, answered, signals_of, without_own_step
+from experiments.studies.arms import (
+    ARMS,
+    HISTORY,
+    TASK,
+    Arm,
+    advantages_of,
+    answered,
+    hierarchy_arm,
+    shrinkage_arm,
+    signals_of,
+    without_own_step,
+)
 from experiments.studies.oracle import contexts, solve
 from experiments.studies.rollouts import Rollouts, roll_out
 from experiments.studies.worlds import graph_world, random_policy
@@ -37,6 +48,25 @@ def test_equal_histories_are_grouped(played: tuple[Rollouts, StepSignals, np.nda
         assert (ids[members[0]] >= 0) == (len(members) > 1)
 
 
+def test_tasks_are_grouped(played: tuple[Rollouts, StepSignals, np.ndarray]) -> None:
+    _, signals, group = played
+    ids = np.asarray(signals.group_ids)[TASK]
+    assert (ids[len(group) :] == -1).all()
+    np.testing.assert_array_equal(ids[: len(group)][:, None] == ids[: len(group)], group[:, None] == group)
+
+
+def test_all_weight_on_the_task_gives_returns_above_its_mean(
+    played: tuple[Rollouts, StepSignals, np.ndarray],
+) -> None:
+    """Without trust in finer groups the baseline of every step is the mean over its task."""
+    _, signals, group = played
+    arm = shrinkage_arm(2, root="prompt", leave_one_out=False, prior_size=1e9)
+    returns = np.asarray(signals.step_return)[: len(group)].astype(np.float64)
+    wanted = returns - (np.bincount(group, returns) / np.bincount(group))[group]
+    np.testing.assert_allclose(advantages_of("task", arm, signals), wanted, atol=1e-5)
+    assert answered(arm, signals).all()
+
+
 def test_leaving_the_own_step_out_equals_a_loop(played: tuple[Rollouts, StepSignals, np.ndarray]) -> None:
     """R_i minus the mean of the others at each level, mixed by the weights of the levels used."""
     _, signals, group = played
@@ -53,6 +83,7 @@ def test_leaving_the_own_step_out_equals_a_loop(played: tuple[Rollouts, StepSign
                 total += (k + 1) ** 2 * (returns[i] - returns[others].mean())
                 weights += (k + 1) ** 2
         assert mixed[i] == pytest.approx(total / weights if weights else 0, abs=1e-5)
+    np.testing.assert_array_equal(mixed, advantages_of("own", hierarchy_arm(2, 2.0, leave_one_out=True), signals))
     assert without_own_step(ARMS["GRPO"], signals) is None
     assert without_own_step(ARMS["HGPO K=2 std"], signals) is None
 
