@@ -12,13 +12,15 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments.studies.rollouts import Rollouts
 from hgpo_jax.config import GiGPOConfig, GRPOConfig, HGPOConfig, ReinforceConfig, ShrinkageConfig
 from hgpo_jax.estimators import Grouping, compact_ids, group_steps, make_estimator, step_signals
 from hgpo_jax.estimators.advantages import Estimator
-from hgpo_jax.types import StepSignals
+from hgpo_jax.estimators.gae import generalized_advantages
+from hgpo_jax.types import Array, StepSignals
 
 LEVELS = 5  # k = 0..4 are grouped
 TASK, HISTORY = -2, -1  # the last rows
@@ -55,6 +57,30 @@ def shrinkage_arm(context_length: int, **settings: Any) -> Arm:
 def level_arm(row: int) -> Arm:
     """One level alone, or the exact histories."""
     return Arm(HGPOConfig(context_length=0, normalize_std=False), (row,))
+
+
+def critic_arm(gamma: float, lambda_: float) -> Arm:
+    """GAE with ``signals.value`` as its critic; the steps of an episode lie one after another (`Rollouts`)."""
+
+    def gae(signals: StepSignals) -> jax.Array:
+        assert signals.value is not None
+        size = len(signals.trajectory)
+        here = jnp.arange(size)
+        goes_on = (signals.trajectory == jnp.roll(signals.trajectory, -1)) & signals.valid & (here < size - 1)
+
+        def ahead(values: Array) -> jax.Array:
+            return jnp.where(goes_on, jnp.roll(values, -1), 0)
+
+        reward = signals.step_return - gamma * ahead(signals.step_return)
+        next_step = jnp.where(goes_on, here + 1, -1)
+        return generalized_advantages(reward, signals.value, ahead(signals.value), next_step, gamma, lambda_)
+
+    return Arm(gae)
+
+
+def critic_arms(gamma: float) -> dict[str, Arm]:
+    """GAE as good as it can be: its critic knows V of what the policy sees."""
+    return {f"GAE λ={lambda_:g}, true V": critic_arm(gamma, lambda_) for lambda_ in (0.0, 0.95, 1.0)}
 
 
 # REINFORCE's batch is the whole sample, so its baseline is the task's true mean: a batch without end of one task.

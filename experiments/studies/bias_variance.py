@@ -56,7 +56,7 @@ from rich.table import Table
 
 from experiments.console import CONSOLE, run_command
 from experiments.records import replace_text
-from experiments.studies.arms import ARMS, Arm
+from experiments.studies.arms import ARMS, Arm, critic_arms
 from experiments.studies.bias_variance_figures import draw
 from experiments.studies.measure import LEFT_OUT, Measured, Setting, measure, rms_advantage
 from experiments.studies.moments import Interval
@@ -120,12 +120,12 @@ def points(command: BiasVarianceCommand) -> list[Point]:
     return result
 
 
-def study(command: BiasVarianceCommand, arms: Mapping[str, Arm] = ARMS) -> list[Row]:
+def study(command: BiasVarianceCommand, arms: Mapping[str, Arm] | None = None) -> list[Row]:
     """Measure, print and save; with ``arms`` of your own they appear in every table.
 
     Args:
       command: what is measured, and where its table.csv, table.json and figures go.
-      arms: estimators by name.
+      arms: estimators by name; `ARMS` and `critic_arms` when left out.
 
     Returns:
       A row for each arm at each point. Figures are relative to the root mean square of the true advantage: an
@@ -136,6 +136,7 @@ def study(command: BiasVarianceCommand, arms: Mapping[str, Arm] = ARMS) -> list[
     """
     if command.worlds < 1 or command.group_size < 2 or min(command.group_sizes, default=2) < 2:
         raise ValueError(f"worlds must be 1 or more and group sizes 2 or more: {command.worlds}, {command.group_sizes}")
+    arms = ARMS | critic_arms(command.gamma) if arms is None else arms
     if not arms:
         raise ValueError("no estimators: give study at least one arm")
     todo = points(command)

@@ -16,7 +16,16 @@ from experiments.studies.measure import LEFT_OUT
 Row = dict[str, Any]
 
 UNIT = "1 = rms of the true advantage"
-FOLLOWED = ("REINFORCE", "RLOO", "GiGPO", "level 0", "level 2", "exact history", "HGPO K=2")  # along the axes
+FOLLOWED = (
+    "REINFORCE",
+    "RLOO",
+    "GiGPO",
+    "level 0",
+    "level 2",
+    "exact history",
+    "HGPO K=2",
+    "GAE λ=0.95, true V",
+)  # along the axes
 LABELS = {
     "group_size": "group size, episodes a task",
     "horizon": "horizon, steps",
@@ -160,7 +169,7 @@ def _gradient(rows: Sequence[Row]) -> Figure:
     for axes, (name, label) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
         for place, row in enumerate(found):
             value, bar = _plain(row, f"gradient: {name}")
-            colour = "C1" if row["arm"].startswith("HGPO") else "C0"
+            colour = {"HGPO": "C1", "shri": "C2", "GAE ": "C3"}.get(row["arm"][:4], "C0")
             axes.errorbar(value, place, xerr=bar, fmt="o", color=colour, capsize=2)
         axes.set_yticks(range(len(found)), [row["arm"] for row in found])
         axes.set(xlabel=label)

@@ -13,6 +13,7 @@ from experiments.studies.arms import (
     Arm,
     advantages_of,
     answered,
+    critic_arm,
     hierarchy_arm,
     shrinkage_arm,
     signals_of,
@@ -99,6 +100,29 @@ def test_one_level_alone_equals_the_mix_with_all_weight_there(
     np.testing.assert_allclose(mixed[has], finest[has], atol=1e-5)
     assert (finest[~has] == 0).all()
     assert answered(ARMS["GRPO"], signals).all()
+
+
+def test_a_critic_of_zeros_gives_returns_at_lambda_1_and_rewards_at_0(
+    played: tuple[Rollouts, StepSignals, np.ndarray],
+) -> None:
+    rollouts, signals, group = played
+    signals = signals._replace(value=np.zeros(len(signals.valid), np.float32))
+    returns = np.asarray(signals.step_return)[: len(group)]
+    np.testing.assert_allclose(advantages_of("critic", critic_arm(0.9, 1.0), signals), returns, atol=1e-5)
+    np.testing.assert_allclose(advantages_of("critic", critic_arm(0.9, 0.0), signals), rollouts.reward, atol=1e-5)
+
+
+def test_a_critic_against_the_recursion(played: tuple[Rollouts, StepSignals, np.ndarray]) -> None:
+    rollouts, signals, group = played
+    value = np.random.default_rng(1).normal(size=len(group)).astype(np.float32)
+    padded = signals._replace(value=np.pad(value, (0, len(signals.valid) - len(group))))
+    got = advantages_of("critic", critic_arm(0.9, 0.5), padded)
+    wanted = np.zeros(len(group) + 1)
+    for i in range(len(group) - 1, -1, -1):
+        on = i + 1 < len(group) and rollouts.episode[i + 1] == rollouts.episode[i]
+        error = rollouts.reward[i] + 0.9 * (value[i + 1] if on else 0) - value[i]
+        wanted[i] = error + 0.45 * (wanted[i + 1] if on else 0)
+    np.testing.assert_allclose(got, wanted[:-1], atol=1e-5)
 
 
 def test_an_estimator_of_your_own(played: tuple[Rollouts, StepSignals, np.ndarray]) -> None:
