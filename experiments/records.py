@@ -141,6 +141,8 @@ def draw_learning_curve(rows: list[dict[str, Any]], title: str, path: Path) -> N
 def draw_groups(rows: list[dict[str, Any]], levels: Sequence[str], title: str, path: Path) -> None:
     """What the estimator compared, over iterations: size, reach and weight of the groups by level, and context.
 
+    Rows of another number of levels, which a run leaves that is resumed with another estimator, are passed over.
+
     Args:
       rows: of metrics.jsonl.
       levels: the names of the rows of the estimator's per-level figures, coarsest first.
@@ -148,7 +150,8 @@ def draw_groups(rows: list[dict[str, Any]], levels: Sequence[str], title: str, p
       path: where it goes, as a PNG.
     """
     matplotlib.use("Agg")
-    depths = max((len(row.get("context/inconsistent_steps", ())) for row in rows), default=0)
+    contexts = [row["context/inconsistent_steps"] for row in rows if "context/inconsistent_steps" in row]
+    depths = len(contexts[-1]) if contexts else 0
     past = ["last state", *(f"last {k} states" for k in range(2, depths + 1))]
     panels = {
         "estimator/mean_group_size": ("groups of two or more", "steps in a group, mean", levels),
@@ -158,13 +161,19 @@ def draw_groups(rows: list[dict[str, Any]], levels: Sequence[str], title: str, p
         "context/inconsistent_steps": ("same state, but not the same ..", "share of steps in state groups", past),
         "context/baseline_spread": ("baselines of groups that share the ..", "distance from state's, in return", past),
     }
-    panels = {name: panel for name, panel in panels.items() if any(name in row for row in rows)}
+    curves = {
+        name: [
+            (row["iteration"], np.atleast_1d(row[name])) for row in rows if np.size(row.get(name, ())) == len(labels)
+        ]
+        for name, (_, _, labels) in panels.items()
+    }
+    panels = {name: panel for name, panel in panels.items() if curves[name]}
     height = -(-len(panels) // 2)
     figure = Figure(figsize=(9, 3 * height), layout="constrained")
     figure.suptitle(title)
     grid = figure.subplots(height, 2, squeeze=False).ravel()
     for axes, (name, (heading, unit, labels)) in zip(grid, panels.items(), strict=False):
-        _draw_levels(axes, [(row["iteration"], np.atleast_1d(row[name])) for row in rows if name in row], labels)
+        _draw_levels(axes, curves[name], labels)
         axes.set(title=heading, ylabel=unit, xlabel="iteration")
         if "share" in unit:
             axes.set_ylim(0, 1.02)

@@ -80,6 +80,16 @@ def test_the_figure_has_a_panel_for_each_record(tmp_path: Path) -> None:
     rows = [{"iteration": 1} | row, rows[-1]]
     draw_groups(rows, level_names(HGPOConfig(1)), "resumed", tmp_path / "resumed.png")
     draw_groups([{"iteration": 1} | row], level_names(HGPOConfig(1)), "without", tmp_path / "without.png")
+    # Another estimator goes on: only what has its levels is drawn.
+    draw_groups(
+        [{"iteration": 1} | row, {"iteration": 2, "estimator/no_signal": 0.1}],
+        ["a", "b", "c"],
+        "",
+        tmp_path / "other.png",
+    )
+    other = [{"iteration": 1} | row | {"context/inconsistent_steps": [0.5, 0.2]}, rows[-1]]
+    draw_groups(other, level_names(HGPOConfig(1)), "deeper before", tmp_path / "deeper.png")
+    assert imread(tmp_path / "other.png").shape[0] == 450
     heights = [imread(tmp_path / f"{name}.png").shape[0] for name in ("all", "resumed", "without")]
     assert heights == [1350, 1350, 900]  # three, three and two rows of panels
 
