@@ -34,10 +34,36 @@ What the paper proposes, at the 12 points that have such steps (all but horizon 
   is variance: one group's gradient is nearest to the truth at level 2, and HGPO K=2 is nowhere above level 0 by
   more than the intervals (0.308 and 0.315; FrozenLake, horizon 8: 0.363 ± 0.011 and 0.373 ± 0.012). Equal histories
   lose the direction, 0.82.
-- At the default point every mean squared error is above that of saying 0 (1): a small one mostly tells of silence.
+- At the default point every estimator from groups has a mean squared error above that of saying 0 (1): a small one
+  mostly tells of silence.
 
-REINFORCE, whose baseline here is the task's true mean, has 0.336 ± 0.003: at the default point that baseline for all
-steps is worth more than any of the groups.
+Other weights, and a critic, over all steps; root of the mean squared error of the advantage, and cosine of one group's
+gradient, at the default point and on FrozenLake with horizon 8:
+
+| | rmse | cosine | rmse, lake | cosine, lake |
+|---|---|---|---|---|
+| level 0 | 2.18 ± 0.01 | 0.315 ± 0.004 | 1.94 ± 0.02 | 0.373 ± 0.012 |
+| level 0 and the episode | 2.34 ± 0.01 | 0.306 ± 0.004 | 2.28 ± 0.02 | 0.386 ± 0.012 |
+| GiGPO | 4.73 ± 0.02 | 0.306 ± 0.004 | 4.46 ± 0.05 | 0.385 ± 0.012 |
+| HGPO K=2 | 2.12 ± 0.01 | 0.308 ± 0.004 | 1.90 ± 0.02 | 0.363 ± 0.011 |
+| HGPO K=2, leave-one-out | 2.39 ± 0.01 | 0.311 ± 0.004 | 2.51 ± 0.03 | 0.360 ± 0.011 |
+| shrinkage K=2 | 2.17 ± 0.01 | 0.315 ± 0.004 | 1.94 ± 0.02 | 0.373 ± 0.012 |
+| shrinkage K=2, leave-one-out | 2.28 ± 0.01 | 0.315 ± 0.004 | 2.34 ± 0.02 | 0.375 ± 0.012 |
+| shrinkage from the task on | 2.18 ± 0.01 | 0.318 ± 0.004 | 2.02 ± 0.02 | 0.394 ± 0.012 |
+| the same, leave-one-out | 2.26 ± 0.01 | 0.318 ± 0.004 | 2.22 ± 0.02 | 0.396 ± 0.012 |
+| REINFORCE, the task's true mean | 2.32 ± 0.01 | 0.336 ± 0.003 | 2.40 ± 0.02 | 0.406 ± 0.010 |
+| GAE λ=1, true V | 2.26 ± 0.01 | 0.338 ± 0.003 | 2.05 ± 0.02 | 0.430 ± 0.010 |
+| GAE λ=0.95, true V | 1.99 ± 0.01 | 0.363 ± 0.003 | 1.79 ± 0.01 | 0.451 ± 0.009 |
+| GAE λ=0, true V | 0.79 ± 0.01 | 0.532 ± 0.003 | 0.84 ± 0.01 | 0.589 ± 0.004 |
+
+- *Weights.* The fixed ones have the smaller error. The estimated factors mostly fold the finer levels into level 0,
+  whose figures they give. With the task as root shrinkage is ahead of HGPO in direction, intervals apart, and behind
+  in error. None is ahead in both, so the default stays.
+- *Leaving the own step out* takes most of the bias out of the gradient (0.09 of its length instead of 0.19; lake 0.06
+  and 0.26) and costs more variance than that saves.
+- *A critic* that knows V of what the policy sees beats every mix of groups: most of what a return adds beyond the next
+  step is noise, which λ=0 leaves out, for a bias of its mean direction (0.953; lake 0.989) where the policy sees less
+  than the state. It is the limit of what a trained critic can do.
 """
 
 from __future__ import annotations
