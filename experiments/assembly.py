@@ -29,7 +29,7 @@ from hgpo_jax.estimators import (
 from hgpo_jax.estimators.shaping import overlong_penalties
 from hgpo_jax.learner.checkpoint import Checkpoints
 from hgpo_jax.learner.packing import Share, pack_steps, with_logprobs, without_steps
-from hgpo_jax.learner.update import init_state, make_logprobs, make_optimizer, make_update
+from hgpo_jax.learner.update import init_state, make_logprobs, make_optimizer, make_update, make_values
 from hgpo_jax.policy.logprobs import response_logprobs
 from hgpo_jax.policy.sampling import in_compute_dtype
 from hgpo_jax.policy.transformer import Transformer, abstract_params, init_adapters
@@ -60,6 +60,8 @@ def signals_of(config: RunConfig, batch: Trajectories, state_keys: np.ndarray | 
         estimator=config.estimator_config,
         gamma=returns.gamma,
         invalid_action_penalty=returns.invalid_action_penalty,
+        value=batch.value,
+        next_value=batch.next_value,
     )
     if not returns.overlong_share:
         return signals
@@ -70,7 +72,8 @@ def signals_of(config: RunConfig, batch: Trajectories, state_keys: np.ndarray | 
         share=returns.overlong_share,
         penalty=returns.overlong_penalty,
     )
-    return signals._replace(step_return=signals.step_return - penalty, score=signals.score - penalty)
+    signals = signals._replace(step_return=signals.step_return - penalty, score=signals.score - penalty)
+    return signals if signals.penalty is None else signals._replace(penalty=signals.penalty + penalty)
 
 
 def context_metrics(
@@ -110,12 +113,16 @@ def level_names(estimator: EstimatorConfig) -> list[str]:
 def resolve(config: RunConfig) -> RunConfig:
     """The config with its model's shape read from ``init``, where it starts from a Hugging Face model.
 
+    The model gets a value head where the estimator needs one.
+
     Raises:
       ValueError: no such folder or model, or one of another architecture.
     """
+    if config.estimator == "gae":
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, value_head=True))
     if not config.init:
         return config
-    own = ("dtype", "param_dtype", "lora_rank", "lora_alpha", "attention", "remat", "unroll")
+    own = ("dtype", "param_dtype", "lora_rank", "lora_alpha", "attention", "remat", "unroll", "value_head")
     kept = {name: getattr(config.model, name) for name in own}
     return dataclasses.replace(config, model=model_config_of(resolve_checkpoint(config.init), **kept))
 
@@ -159,6 +166,12 @@ def restore_params(config: RunConfig, run: Path, which: Literal["best", "latest"
         return checkpoints.restore_params(target, which)[0]
 
 
+def _own_part(count: int) -> Share:
+    """This process's part of what all pack, of which it has ``count`` steps. All have to call it."""
+    steps, own = gather(count), jax.process_index()
+    return Share(own, int(steps[:own].sum()), int(steps.sum()), agree_max)
+
+
 class Learner:
     """State and update of a run on its mesh; ``learn`` takes a recorded batch and returns metrics."""
 
@@ -166,10 +179,13 @@ class Learner:
         self.config = config
         self.mesh = mesh_for(config)
         check_mesh(self.mesh)
-        self.optimizer: optax.GradientTransformation = make_optimizer(config.optimizer)
+        self.optimizer: optax.GradientTransformation = make_optimizer(
+            config.optimizer, value_head=config.model.value_head
+        )
         abstract = abstract_params(config.model)
         shardings = None if self.mesh is None else state_shardings(abstract, self.optimizer, self.mesh)
         self._sampling_copy = make_sampling_copy(config, self.mesh)
+        self._own_rows = batch_multiple(self.mesh) // jax.process_count()
         model = Transformer(config.model, None if self.mesh is None else Layout(self.mesh))
         self.logprob_fn = functools.partial(
             response_logprobs, model, temperature=config.rollout.train_sampling.temperature
@@ -183,6 +199,7 @@ class Learner:
             shardings=shardings,
         )
         self._logprobs = make_logprobs(self.logprob_fn, mesh=self.mesh)
+        self._values = make_values(self.logprob_fn, mesh=self.mesh)
         key = jax.random.key(config.seed)
         loaded = self._load(abstract, key) if config.init else None
         self.state: TrainState = init_state(config.model, self.optimizer, key, self.mesh, loaded)
@@ -195,9 +212,9 @@ class Learner:
         shardings = None if self.mesh is None else param_shardings(abstract, self.mesh)
         base = None if shardings is None else adapters.split(shardings)[1] or shardings
         params = load_params(resolve_checkpoint(self.config.init), model, base)
-        if not model.lora_rank:
+        if not model.lora_rank and not model.value_head:
             return params
-        places = None if shardings is None else adapters.split(shardings)[0]
+        places = None if shardings is None else adapters.fresh(shardings)
         return adapters.join(jax.jit(lambda: init_adapters(model, key), out_shardings=places)(), params)
 
     def start_from(self, params: Any) -> None:
@@ -230,7 +247,7 @@ class Learner:
         ``signals`` are those of `signals_of`, where they have been made already. In several processes each passes its
         own part, and gets arrays of all of them together.
         """
-        steps, processes, own = gather(batch.num_steps), jax.process_count(), jax.process_index()
+        own = jax.process_index()
         packed = pack_steps(
             batch.prompt_tokens,
             batch.response_tokens,
@@ -238,8 +255,8 @@ class Learner:
             signals_of(self.config, batch) if signals is None else signals,
             config=self.config.learner,
             seed=seed,
-            row_multiple=batch_multiple(self.mesh) // processes,
-            share=Share(own, int(steps[:own].sum()), int(steps.sum()), agree_max),
+            row_multiple=self._own_rows,
+            share=_own_part(batch.num_steps),
         )
         if self.config.loss.mask_cut and batch.response_cut is not None:
             packed = without_steps(packed, batch.response_cut, own)
@@ -250,12 +267,47 @@ class Learner:
             packed = with_logprobs(packed, ref=self._logprobs(reference, packed))
         return packed
 
+    def with_values(self, batch: Trajectories) -> Trajectories:
+        """The batch with the value head's V of each step's prompt, and of the prompt after each truncated step.
+
+        All processes have to call it together.
+        """
+        after = (batch.next_prompt_tokens or ()) if self.config.gae.bootstrap_truncated else ()
+        cut = [i for i, prompt in enumerate(after) if len(prompt)]
+        prompts = [*batch.prompt_tokens, *(after[i] for i in cut)]
+        value = self._values(self.state.params, self._pack_prompts(prompts))
+        size = len(value) // jax.process_count()
+        own = np.asarray(value)[jax.process_index() * size :][: len(prompts)]
+        next_value = np.zeros(batch.num_steps, np.float32)
+        next_value[cut] = own[batch.num_steps :]
+        return dataclasses.replace(batch, value=own[: batch.num_steps], next_value=next_value)
+
+    def _pack_prompts(self, prompts: list[np.ndarray]) -> StepBatch:
+        """Rows of prompts, each with one token after it, before which the value head is read."""
+        count = len(prompts)
+        ids, nothing = np.full(count, -1, np.int32), np.zeros(count, np.float32)
+        packed = pack_steps(
+            prompts,
+            [np.zeros(1, np.int32)] * count,
+            [np.zeros(1, np.float32)] * count,
+            StepSignals(nothing, nothing, ids, ids, np.ones(count, bool), ids[None]),
+            config=self.config.learner,
+            seed=0,
+            row_multiple=self._own_rows,
+            share=_own_part(count),
+        )
+        if self.mesh is None:
+            return packed
+        return jax.make_array_from_process_local_data(batch_shardings(packed, self.mesh), packed)
+
     def learn(self, batch: Trajectories, iteration: int) -> Metrics:
         """One update on ``batch``; metrics as NumPy values.
 
         Raises:
           FloatingPointError: a log-probability, return or gradient is not finite; names the step.
         """
+        if self.config.estimator == "gae" and batch.value is None:
+            batch = self.with_values(batch)
         state_keys = state_keys_of(self.config, batch)
         signals = signals_of(self.config, batch, state_keys)
         packed = self.pack(batch, (self.config.seed, iteration), signals)

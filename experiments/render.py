@@ -48,12 +48,14 @@ def annotate(config: RunConfig, batch: Trajectories, episodes: Sequence[Episode]
         # Of one rollout a task, as in an evaluation, there is little to compare; the page shows it.
         warnings.filterwarnings("ignore", message=".*hold a single rollout", category=UserWarning)
         signals = signals_of(config, batch)
-    advantages = np.asarray(make_estimator(config.estimator_config)(signals)[0])
+    advantages: list[float | None] = [None] * batch.num_steps  # an evaluation has no critic's values
+    if config.estimator != "gae" or batch.value is not None:
+        advantages = np.asarray(make_estimator(config.estimator_config)(signals)[0]).tolist()
     sizes = _group_sizes(config, np.asarray(signals.group_ids), batch)
     steps, annotated = iter(order.tolist()), []
     for episode in episodes:
         turns = [
-            dataclasses.replace(turn, advantage=float(advantages[i]), group_sizes=sizes[:, i].tolist())
+            dataclasses.replace(turn, advantage=advantages[i], group_sizes=sizes[:, i].tolist())
             for turn, i in zip(episode.turns, steps, strict=False)
         ]
         annotated.append(dataclasses.replace(episode, turns=turns))

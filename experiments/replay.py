@@ -2,7 +2,8 @@
 
     python -m experiments.replay runs/NAME 12
 
-Every estimator of the run's config takes the same steps; the table shows what each makes of them. With ``--update``
+Every estimator of the run's config takes the same steps (GAE where a run with it has left its values); the table shows
+what each makes of them. With ``--update``
 the run's latest checkpoint takes one update on the batch (nothing is saved), and the metrics are printed.
 """
 
@@ -45,7 +46,7 @@ def replay(
     """
     config = config_from_json(run / "config.json")
     batch = load_rollouts(run, iteration)
-    names = get_args(EstimatorName)
+    names = [name for name in get_args(EstimatorName) if name != "gae" or batch.value is not None]
     advantages = {name: advantages_of(dataclasses.replace(config, estimator=name), batch) for name in names}
     table = Table(title=f"iteration {iteration}: {batch.num_steps} steps")
     for column in ("estimator", "mean", "std", "share with signal", f"correlation with {config.estimator}"):

@@ -2,7 +2,7 @@
 
     python -m experiments.train                          the embedded default, experiments/configs/frozen_lake.py
     python -m experiments.train NAME --seed 1            another config; every field can be overridden
-    python -m experiments.train --estimator gigpo        hgpo | hgpo_shrinkage | gigpo | grpo | rloo | reinforce
+    python -m experiments.train --estimator gigpo        hgpo | hgpo_shrinkage | gigpo | grpo | rloo | reinforce | gae
     python -m experiments.train --recipe dapo            dapo | dr_grpo | gspo: sets fields that no other option sets
     python -m experiments.train --resume runs/NAME       go on from the last checkpoint
     python -m experiments.train NAME --processes.auto    on every host of a TPU slice, or in every task of Slurm
@@ -104,6 +104,8 @@ def _train(command: TrainCommand, watchdog: Watchdog, requests: list[int]) -> Pa
                     batch, metrics, _ = rollouts.train(
                         learner.sampling_params(), next_task, learner.sampling_key(), alive
                     )
+                    if run.estimator == "gae":
+                        batch = learner.with_values(batch)
                     if command.dump_rollouts:
                         save_rollouts(batch, where, iteration)
                     watchdog.feed("update", iteration)

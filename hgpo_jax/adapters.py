@@ -15,15 +15,24 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from hgpo_jax.config import ModelConfig
 
 NAMES = ("lora_a", "lora_b")
+VALUE_HEAD = "value_head"  # trained beside them
 
 
 def split(params: Any) -> tuple[Any, Any]:
-    """(what is trained, what is frozen): the adapters where there are any, else everything and nothing."""
+    """(what is trained, what is frozen): the adapters and the value head where there are any adapters, else everything
+    and nothing.
+    """
     flat = flatten_dict(params)
-    adapters = {path: leaf for path, leaf in flat.items() if path[-1] in NAMES}
-    if not adapters:
+    if not any(path[-1] in NAMES for path in flat):
         return params, {}
+    adapters = {path: leaf for path, leaf in flat.items() if path[-1] in NAMES or path[0] == VALUE_HEAD}
     return unflatten_dict(adapters), unflatten_dict({path: flat[path] for path in flat.keys() - adapters.keys()})
+
+
+def fresh(params: Any) -> Any:
+    """What no published checkpoint has: the adapters and the value head."""
+    flat = flatten_dict(params)
+    return unflatten_dict({path: leaf for path, leaf in flat.items() if path[-1] in NAMES or path[0] == VALUE_HEAD})
 
 
 def join(trained: Any, frozen: Any) -> Any:
@@ -48,6 +57,7 @@ def merged(params: Any, config: ModelConfig) -> Any:
     if not frozen:
         return params
     flat, adapters = flatten_dict(frozen), flatten_dict(trained)
+    flat |= {path: leaf for path, leaf in adapters.items() if path[0] == VALUE_HEAD}
     for *module, name in adapters:
         if name == "lora_a":
             a, b = adapters[*module, "lora_a"], adapters[*module, "lora_b"]

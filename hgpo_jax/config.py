@@ -35,6 +35,7 @@ class ModelConfig:
     remat: Literal["none", "layer", "products"] = "none"
     # Layers written out in a turn of the loop over layers: faster on a CPU, longer to compile, and not with remat.
     unroll: int = 1
+    value_head: bool = False  # a critic: V of a step's prompt, read off its last token's hidden state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +90,16 @@ class ReinforceConfig:
     normalize_std: bool = False
 
 
-EstimatorConfig = HGPOConfig | ShrinkageConfig | GRPOConfig | GiGPOConfig | ReinforceConfig
+@dataclasses.dataclass(frozen=True)
+class GAEConfig:
+    """Generalized advantages from the policy's value head: PPO's estimator."""
+
+    lambda_: float = 0.95  # 0 trusts the critic from the next step on, 1 never
+    normalize_std: bool = True  # advantages minus the batch's mean, over its (population) standard deviation
+    bootstrap_truncated: bool = True  # an episode cut at the step cap goes on with V of where it stood; False: with 0
+
+
+EstimatorConfig = HGPOConfig | ShrinkageConfig | GRPOConfig | GiGPOConfig | ReinforceConfig | GAEConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +137,9 @@ class LossConfig:
     mask_cut: bool = False  # DAPO's overlong filtering: a reply that the length limit cut takes no part in the loss
     # Weighs a token by min(old / behavior probability, this), where the sampler's distribution is not the old one.
     importance_cap: float | None = None
+    # The critic's, where the estimator gives value targets: mean over steps of half its squared error.
+    value_coef: float = 0.5
+    value_clip: float | None = None  # V counts as moved by so much at most since the rollout; None: by any amount
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +148,7 @@ class OptimizerConfig:
 
     name: Literal["adamw", "sgd"] = "adamw"
     learning_rate: float = 1e-6
+    value_learning_rate: float = 1e-5  # of the value head alone, with the same warm-up and decay
     warmup_steps: int = 0
     decay_steps: int = 0  # after warm-up, over which the rate falls linearly to a tenth; 0 keeps it constant
     b1: float = 0.9

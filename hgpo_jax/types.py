@@ -35,7 +35,9 @@ class StepSignals(NamedTuple):
     """What an estimator reads: one entry per step, and the group ids per level.
 
     A pure function ``estimator(signals) -> advantages [N]`` is all that a new method needs; it may
-    also return ``(advantages, diagnostics)``. Padding steps have ``valid`` False, ids -1, values 0.
+    also return ``(advantages, diagnostics)``; a diagnostic ``value_target`` [N] is what the policy's value head, if
+    it has one, is trained toward. Padding steps have ``valid`` False, ids -1, values 0. The last five fields are
+    there where ``value`` is.
     """
 
     step_return: Array  # f32 [N]  discounted return, the invalid-action penalty taken off this step only
@@ -45,6 +47,11 @@ class StepSignals(NamedTuple):
     valid: Array  # bool [N]  False for padding
     group_ids: Array  # i32 [L, N]  compact per level, -1 where the step has no group of two or more
     value: Array | None = None  # f32 [N]  a critic's estimate, where there is one
+    next_value: Array | None = None  # f32 [N]  its estimate of the state that the step led to, 0 where all is over
+    next_step: Array | None = None  # i32 [N]  index of the trajectory's next step, -1 for its last
+    reward: Array | None = None  # f32 [N]  the environment's, no penalty taken off
+    penalty: Array | None = None  # f32 [N]  what was taken off step_return
+    discount: Array | None = None  # f32 [N]  gamma
 
 
 @flax.struct.dataclass
@@ -92,6 +99,8 @@ class Trajectories:
     response_tokens: Sequence[np.ndarray]  # N x i32 [response length], the end token included if drawn
     behavior_logprob: Sequence[np.ndarray]  # N x f32 [response length], under the policy that sampled
     value: np.ndarray | None = None  # f32 [N]  a critic's estimate, where there is one
+    next_value: np.ndarray | None = None  # f32 [N]  its estimate of where a truncated step led to, else 0
+    next_prompt_tokens: Sequence[np.ndarray] | None = None  # N x i32, the prompt after a truncated step, else empty
     response_cut: np.ndarray | None = None  # bool [N]  the length limit ended the response, where that is known
 
     def __post_init__(self):
@@ -101,8 +110,9 @@ class Trajectories:
                 object.__setattr__(self, name, _column(name, given, dtype))
         object.__setattr__(self, "anchor_state", _object_column(self.anchor_state))
         for name, dtype in _RAGGED.items():
-            rows = tuple(_column(f"{name} of step {i}", row, dtype) for i, row in enumerate(getattr(self, name)))
-            object.__setattr__(self, name, rows)
+            if (given := getattr(self, name)) is not None:
+                rows = tuple(_column(f"{name} of step {i}", row, dtype) for i, row in enumerate(given))
+                object.__setattr__(self, name, rows)
         self._check_lengths()
         self._check_finite()
         self._check_ids()
@@ -130,7 +140,8 @@ class Trajectories:
         """
         arrays = {name: getattr(self, name) for name in _COLUMNS if getattr(self, name) is not None}
         for name in _RAGGED:
-            arrays |= recording.flatten(name, getattr(self, name))
+            if getattr(self, name) is not None:
+                arrays |= recording.flatten(name, getattr(self, name))
         keys = [recording.state_key(state, step) for step, state in enumerate(self.anchor_state)]
         index = {key: i for i, key in enumerate(dict.fromkeys(keys))}
         arrays["anchor_state_index"] = np.array([index[key] for key in keys], np.int32)
@@ -154,7 +165,11 @@ class Trajectories:
             columns: dict[str, Any] = {
                 name: arrays[name] for name in _COLUMNS if name in arrays or name not in _OPTIONAL
             }
-            ragged: dict[str, Any] = {name: recording.unflatten(name, arrays) for name in _RAGGED}
+            ragged: dict[str, Any] = {
+                name: recording.unflatten(name, arrays)
+                for name in _RAGGED
+                if f"{name}_flat" in arrays or name not in _OPTIONAL
+            }
         except KeyError as missing:
             raise ValueError(f"{os.fspath(path)} is not a recorded batch: it lacks {missing}") from missing
         return cls(anchor_state=anchor_state, **columns, **ragged)
@@ -170,7 +185,9 @@ class Trajectories:
         if self.num_steps == 0:
             raise ValueError("a batch needs at least one step, got none")
         for i in range(self.num_steps):
-            prompt, response, logprob = (len(getattr(self, name)[i]) for name in _RAGGED)
+            prompt, response, logprob = (
+                len(column[i]) for column in (self.prompt_tokens, self.response_tokens, self.behavior_logprob)
+            )
             if not prompt or not response:
                 raise ValueError(f"step {i} needs a prompt and a response, got {prompt} and {response} tokens")
             if response != logprob:
@@ -178,9 +195,14 @@ class Trajectories:
 
     def _check_finite(self) -> None:
         logprob = np.array([row.sum() for row in self.behavior_logprob])
-        value = np.zeros(1) if self.value is None else self.value
-        for name, entries in (("reward", self.reward), ("behavior_logprob", logprob), ("value", value)):
-            if not np.isfinite(entries).all():
+        columns = {
+            "reward": self.reward,
+            "behavior_logprob": logprob,
+            "value": self.value,
+            "next_value": self.next_value,
+        }
+        for name, entries in columns.items():
+            if entries is not None and not np.isfinite(entries).all():
                 i = int(np.flatnonzero(~np.isfinite(entries))[0])
                 where = f"step {i} (trajectory {self.trajectory[i]}, its step {self.step[i]})"
                 raise ValueError(f"{name} of {where} is not finite")
@@ -207,10 +229,16 @@ _COLUMNS = {
     "truncated": np.bool_,
     "action_valid": np.bool_,
     "value": np.float32,
+    "next_value": np.float32,
     "response_cut": np.bool_,
 }
-_OPTIONAL = ("value", "response_cut")
-_RAGGED = {"prompt_tokens": np.int32, "response_tokens": np.int32, "behavior_logprob": np.float32}
+_RAGGED = {
+    "prompt_tokens": np.int32,
+    "response_tokens": np.int32,
+    "behavior_logprob": np.float32,
+    "next_prompt_tokens": np.int32,
+}
+_OPTIONAL = ("value", "next_value", "response_cut", "next_prompt_tokens")
 
 
 def _column(name: str, entries: Any, dtype: Any) -> np.ndarray:

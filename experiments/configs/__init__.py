@@ -15,6 +15,7 @@ from flax.traverse_util import flatten_dict
 
 from hgpo_jax.config import (
     EstimatorConfig,
+    GAEConfig,
     GiGPOConfig,
     GRPOConfig,
     HGPOConfig,
@@ -30,7 +31,7 @@ from hgpo_jax.config import (
     StateKeysConfig,
 )
 
-EstimatorName = Literal["hgpo", "hgpo_shrinkage", "gigpo", "grpo", "rloo", "reinforce"]
+EstimatorName = Literal["hgpo", "hgpo_shrinkage", "gigpo", "grpo", "rloo", "reinforce", "gae"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,7 @@ class RunConfig:
     grpo: GRPOConfig = GRPOConfig()
     rloo: GRPOConfig = GRPOConfig(normalize_std=False, leave_one_out=True)
     reinforce: ReinforceConfig = ReinforceConfig()
+    gae: GAEConfig = GAEConfig()  # PPO: the policy gets a value head
     state_keys: StateKeysConfig = StateKeysConfig()
     returns: ReturnsConfig = ReturnsConfig()
     loss: LossConfig = LossConfig()

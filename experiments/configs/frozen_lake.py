@@ -58,8 +58,8 @@ CONFIG = RunConfig(
     grpo=GRPOConfig(normalize_std=False),
     # The reference replies at random: pulled toward it, the policy goes on trying every move where no return speaks
     # for one, at the end of a blind alley above all.
-    loss=LossConfig(kl_coef=0.2, entropy_coef=0.0),
-    optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=10, decay_steps=1000, b2=0.95),
+    loss=LossConfig(kl_coef=0.2, entropy_coef=0.0, value_coef=0.1),
+    optimizer=OptimizerConfig(learning_rate=1e-3, value_learning_rate=3e-3, warmup_steps=10, decay_steps=1000, b2=0.95),
     learner=LearnerConfig(minibatch_steps=64, row_length=80, old_logprob="behavior"),
     rollout=RolloutConfig(
         tasks=16,

@@ -73,7 +73,9 @@ def critic_arm(gamma: float, lambda_: float) -> Arm:
 
         reward = signals.step_return - gamma * ahead(signals.step_return)
         next_step = jnp.where(goes_on, here + 1, -1)
-        return generalized_advantages(reward, signals.value, ahead(signals.value), next_step, gamma, lambda_)
+        return generalized_advantages(
+            reward, jnp.full(size, gamma), signals.value, ahead(signals.value), next_step, lambda_
+        )
 
     return Arm(gae)
 

@@ -10,10 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hgpo_jax.config import EstimatorConfig, GiGPOConfig, GRPOConfig, HGPOConfig, ReinforceConfig, ShrinkageConfig
-from hgpo_jax.estimators import baselines, hierarchy, shrinkage
+from hgpo_jax.config import (
+    EstimatorConfig,
+    GAEConfig,
+    GiGPOConfig,
+    GRPOConfig,
+    HGPOConfig,
+    ReinforceConfig,
+    ShrinkageConfig,
+)
+from hgpo_jax.estimators import baselines, gae, hierarchy, shrinkage
 from hgpo_jax.estimators.grouping import check_lengths, compact_ids, group_steps
-from hgpo_jax.estimators.returns import episode_scores, step_returns
+from hgpo_jax.estimators.returns import episode_scores, next_steps, step_returns
 from hgpo_jax.types import Array, StepSignals
 
 Diagnostics = dict[str, Any]
@@ -42,7 +50,7 @@ def make_estimator(estimator: Estimator) -> Callable[[StepSignals], tuple[jax.Ar
     """The pure function behind an estimator's settings; a function of the user's own has its result checked.
 
     Args:
-      estimator: HGPOConfig, ShrinkageConfig, GRPOConfig, GiGPOConfig, ReinforceConfig, or a function of
+      estimator: HGPOConfig, ShrinkageConfig, GRPOConfig, GiGPOConfig, ReinforceConfig, GAEConfig, or a function of
         StepSignals that returns advantages [N], alone or with a dict of diagnostics.
 
     Returns:
@@ -67,11 +75,14 @@ def make_estimator(estimator: Estimator) -> Callable[[StepSignals], tuple[jax.Ar
             return lambda signals: baselines.gigpo_advantages(signals, estimator)
         case ReinforceConfig():
             return lambda signals: baselines.reinforce_advantages(signals, estimator)
+        case GAEConfig():
+            gae.check_gae_config(estimator)
+            return lambda signals: gae.gae_advantages(signals, estimator)
         case _ if callable(estimator) and not isinstance(estimator, type):
             return lambda signals: _checked(estimator, signals)
     raise ValueError(
-        "estimator must be an instance of HGPOConfig, ShrinkageConfig, GRPOConfig, GiGPOConfig or "
-        f"ReinforceConfig, or a function of StepSignals; got {estimator!r}"
+        "estimator must be an instance of HGPOConfig, ShrinkageConfig, GRPOConfig, GiGPOConfig, "
+        f"ReinforceConfig or GAEConfig, or a function of StepSignals; got {estimator!r}"
     )
 
 
@@ -89,6 +100,8 @@ def step_signals(
     step_return: Sequence[float] | np.ndarray | None = None,
     grouping: Grouping | None = None,
     size: int | None = None,
+    value: Sequence[float] | np.ndarray | None = None,
+    next_value: Sequence[float] | np.ndarray | None = None,
 ) -> StepSignals:
     """Everything an estimator reads, from what a rollout has recorded.
 
@@ -103,13 +116,17 @@ def step_signals(
       step_return: [N] returns of your own, instead of the discounted ones.
       grouping: the levels to group, for a function that reads more than the state level.
       size: pad to so many steps (``valid`` False, ids -1, values 0).
+      value: [N] a critic's V of each step's state, which GAE needs.
+      next_value: [N] V of the state that a trajectory's last step led to, where it was cut and not over; read at
+        last steps only, 0 when left out.
 
     Returns:
       StepSignals of NumPy arrays, [size] and [L, size].
 
     Raises:
       ValueError: as `group_steps` and `step_returns`; size below N; a GiGPOConfig with a grouping other than the
-        state level's; returns or scores too large for float32 statistics (the message names the step).
+        state level's; returns, scores or values too large for float32 statistics (the message names
+        the step).
     """
     length = check_lengths(anchor_state=anchor_state, reward=reward, action_valid=action_valid, step_return=step_return)
     size = length if size is None else size
@@ -131,7 +148,7 @@ def step_signals(
     def pad(x: np.ndarray, fill: float) -> np.ndarray:
         return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - length)], constant_values=fill)
 
-    return StepSignals(
+    signals = StepSignals(
         step_return=pad(step_return, 0),
         score=pad(score, 0),
         prompt_group=pad(compact_ids(prompt_group), -1),
@@ -139,6 +156,42 @@ def step_signals(
         valid=np.arange(size) < length,
         group_ids=pad(group_ids, -1),
     )
+    if value is None:
+        return signals
+    valid = np.ones(length, bool) if action_valid is None else np.asarray(action_valid, bool)
+    critic = _critic_signals(value, next_value, reward, np.where(valid, 0, penalty), trajectory, gamma, step)
+    return signals._replace(**{name: pad(x, -1 if name == "next_step" else 0) for name, x in critic.items()})
+
+
+def _critic_signals(
+    value: Sequence[float] | np.ndarray,
+    next_value: Sequence[float] | np.ndarray | None,
+    reward: Sequence[float] | np.ndarray,
+    penalty: np.ndarray,
+    trajectory: Sequence[Any] | np.ndarray,
+    gamma: float,
+    step: Sequence[int] | np.ndarray | None,
+) -> dict[str, np.ndarray]:
+    """The fields of `StepSignals` that are there where ``value`` is, [N] each."""
+    value = np.asarray(value, np.float32)
+    final = np.zeros_like(value) if next_value is None else np.asarray(next_value, np.float32)
+    for name, values in {"value": value, "next_value": final}.items():
+        if values.shape != np.shape(reward):
+            raise ValueError(
+                f"{name} has shape {list(values.shape)}, expected one value per step: {list(np.shape(reward))}"
+            )
+        if not (np.abs(values) < _LARGEST).all():
+            i = int(np.argmin(np.abs(values) < _LARGEST))
+            raise ValueError(f"{name} of step {i} is {values[i]}, expected a finite number that float32 can square")
+    ahead = next_steps(trajectory, step=step)
+    return {
+        "value": value,
+        "next_value": np.where(ahead >= 0, value[ahead], final),
+        "next_step": ahead,
+        "reward": np.asarray(reward, np.float32),
+        "penalty": penalty.astype(np.float32),
+        "discount": np.full(len(value), gamma, np.float32),
+    }
 
 
 def compute_advantages(
@@ -154,6 +207,8 @@ def compute_advantages(
     step: Sequence[int] | np.ndarray | None = None,
     step_return: Sequence[float] | np.ndarray | None = None,
     grouping: Grouping | None = None,
+    value: Sequence[float] | np.ndarray | None = None,
+    next_value: Sequence[float] | np.ndarray | None = None,
     return_diagnostics: bool = False,
 ) -> Any:
     """Advantages of a batch of steps, for use from any trainer: host arrays in, NumPy out.
@@ -163,8 +218,7 @@ def compute_advantages(
 
     Args:
       anchor_state, prompt_group, trajectory, reward, action_valid, gamma, invalid_action_penalty, step,
-      step_return,
-        grouping: as for `step_signals`.
+      step_return, grouping, value, next_value: as for `step_signals`.
       estimator: settings, or a function of StepSignals (jit-compilable) that returns advantages [N].
       return_diagnostics: also return the estimator's diagnostics.
 
@@ -189,6 +243,8 @@ def compute_advantages(
         step_return=step_return,
         grouping=grouping,
         size=size_bucket(length),
+        value=value,
+        next_value=next_value,
     )
     advantages, diagnostics = run(signals)
     advantages = np.array(advantages)[:length]

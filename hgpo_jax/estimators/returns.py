@@ -93,6 +93,21 @@ def episode_scores(
     return (total[ids] - penalty_N).astype(np.float32)
 
 
+def next_steps(trajectory: Sequence[Any] | np.ndarray, step: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
+    """Where each step's successor in its trajectory lies: i32 [N], -1 for the last.
+
+    Args:
+      trajectory: [N] labels.
+      step: [N] the order inside each trajectory; that of appearance when left out.
+    """
+    layout = trajectory_layout(trajectory, step)
+    ahead = np.full(len(layout.position), -1, np.int32)
+    place = np.arange(len(ahead))[layout.order]
+    follows = np.flatnonzero(layout.position > 0)
+    ahead[place[follows - 1]] = place[follows]
+    return ahead
+
+
 def _discounted(reward: Any, trajectory: Any, gamma: float, step: Any) -> np.ndarray:
     """Doubling: after pass p every step holds the discounted sum of its next 2^p rewards. f64 [N]."""
     check_lengths(reward=reward, trajectory=trajectory, step=step)

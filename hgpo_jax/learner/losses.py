@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from hgpo_jax.config import LossConfig
-from hgpo_jax.types import Metrics
+from hgpo_jax.types import Array, Metrics
 
 # float32 exp overflows at 88, and one infinite ratio or KL term turns the whole gradient to NaN. exp(20) is
 # 5e8: a token that far off says nothing more about direction, and beyond the bound it has no gradient at all.
@@ -112,6 +112,25 @@ def k3(logprob: jax.Array, ref_logprob: jax.Array) -> jax.Array:
     """KL(policy || reference) per token, low variance: exp(d) - d - 1, d = ref - logp (Schulman's k3)."""
     d = jnp.minimum(ref_logprob - logprob, MAX_EXPONENT)
     return jnp.exp(d) - d - 1.0
+
+
+def value_loss(value: jax.Array, old_value: Array, target: Array, clip: float | None) -> jax.Array:
+    """Half the squared error of V, of the worse of it and what it may have moved to (PPO, as in openai/baselines).
+
+        1/2 max((V - target)^2, (clip(V, old - c, old + c) - target)^2)
+
+    Args:
+      value, old_value, target: f32, equal shapes; the last two are constants.
+      clip: c; None for no clipping.
+
+    Returns:
+      f32, the same shape.
+    """
+    error = (value - target) ** 2
+    if clip is None:
+        return 0.5 * error
+    clipped = jnp.clip(value, old_value - clip, old_value + clip)
+    return 0.5 * jnp.maximum(error, (clipped - target) ** 2)
 
 
 def policy_loss(

@@ -280,6 +280,7 @@ def _pad_signals(signals: StepSignals, n: int, size: int, process: int) -> StepS
         return np.pad(kept, widths, constant_values=fill)
 
     # A group of level ids has two members or more: half as many ids as steps.
-    offsets = {"prompt_group": process * size, "trajectory": process * size, "group_ids": process * (size // 2)}
+    own = process * size
+    offsets = {"prompt_group": own, "trajectory": own, "group_ids": own // 2, "next_step": own}
     padded: dict[str, Any] = {k: pad(k, v, -1 if k in offsets else 0) for k, v in signals._asdict().items()}
     return StepSignals(**padded)

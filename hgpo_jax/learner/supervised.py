@@ -48,7 +48,7 @@ def make_supervised_update(
         mask_BT = part["loss_mask"]
         if prompt_weight:  # predict every token
             part = part | {"response_index": jnp.broadcast_to(jnp.arange(mask_BT.shape[1]), mask_BT.shape)}
-        logprob_BT, _ = predict(logprob_fn, adapters.join(trained, frozen), part)
+        logprob_BT = predict(logprob_fn, adapters.join(trained, frozen), part)[0]
         weight_BT = _token_weights(part, prompt_weight)
         return -jnp.where(weight_BT > 0, weight_BT * logprob_BT, 0.0).sum() / total_weight
 

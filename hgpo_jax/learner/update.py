@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -15,15 +15,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hgpo_jax import adapters
 from hgpo_jax.config import LossConfig, ModelConfig, OptimizerConfig
-from hgpo_jax.learner.losses import policy_loss, token_weights
+from hgpo_jax.learner.losses import policy_loss, token_weights, value_loss
 from hgpo_jax.policy import transformer
 from hgpo_jax.sharding import BATCH_AXES, state_shardings
 from hgpo_jax.types import Metrics, StepBatch, StepSignals, TrainState
 
-LogprobFn = Callable[[Any, jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
-"""(params, tokens, positions, segment_ids [B, T], response_index [B, C]) -> (logprob, entropy) [B, T].
+LogprobFn = Callable[[Any, jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, ...]]
+"""(params, tokens, positions, segment_ids [B, T], response_index [B, C]) -> (logprob, entropy) [B, T], or with V.
 
-Both align with the token that is predicted and are needed at the indexed ones only."""
+They align with the token that is predicted and are needed at the indexed ones only; V, a critic's value of what
+precedes a response, at its first token."""
 
 Estimator = Callable[[StepSignals], tuple[jax.Array, dict[str, jax.Array]]]
 """signals -> (advantages [N], diagnostics)."""
@@ -36,17 +37,21 @@ _NO_STEP = jnp.iinfo(jnp.int32).max
 _NOT_DECAYED = ("bias", "scale", "norm")
 
 
-def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+def make_optimizer(config: OptimizerConfig, *, value_head: bool = False) -> optax.GradientTransformation:
     """AdamW (arXiv 1711.05101) or SGD behind a clip of the gradient's global norm.
 
     The rate is ``learning_rate * min(1, (steps taken + 1) / warmup_steps)``, and with ``decay_steps`` it then falls
     linearly, to a tenth after that many steps, where it stays. Weight decay leaves biases and
     norm scales alone, as is usual; torch's AdamW in the released code decays them too, by lr * 0.01 = 1e-8 a
-    step.
+    step. A value head takes its steps at ``value_learning_rate``, and its gradient is clipped on its own, so that the
+    policy's are of the same length whatever the critic's error.
 
     Raises:
       ValueError: a name other than "adamw" or "sgd".
     """
+    if value_head:
+        of_value = dataclasses.replace(config, learning_rate=config.value_learning_rate)
+        return optax.multi_transform({"policy": make_optimizer(config), "value": make_optimizer(of_value)}, _owners)
     full, length = config.learning_rate, max(config.warmup_steps - 1, 0)
     rise = optax.linear_schedule(full / max(config.warmup_steps, 1), full, length)
     fall = optax.linear_schedule(full, full / 10, config.decay_steps)  # of no length: constant
@@ -126,9 +131,11 @@ def make_update(
 
     - ``advantage_mean``, ``advantage_std``, ``signal_share`` (share of steps with an advantage other than 0),
     - ``optimizer_steps`` taken,
+    - with a value head that the estimator has targets for, ``explained_variance``, 1 - Var(target - V) / Var(target) of
+      the rollout's V; ``value_loss`` and ``value_clip_fraction`` (of the steps) stand above,
     - ``nonfinite_step``: the first environment step with a value that is not finite, -1 when there is none;
       the first of its mini-batch where the gradient alone overflows,
-    - ``estimator/*``: the estimator's diagnostics.
+    - ``estimator/*``: the estimator's diagnostics, but for ``value_target``.
 
     Args:
       logprob_fn: the policy. estimator: the method. optimizer: from ``make_optimizer``.
@@ -146,14 +153,20 @@ def make_update(
     def update(state: TrainState, batch: StepBatch) -> tuple[TrainState, Metrics]:
         advantage_N, diagnostics = estimator(batch.steps)
         advantage_N, summary, bad_step = _inspect_advantages(advantage_N, batch.steps)
+        target_N = diagnostics.pop("value_target", None)
+        critic = None
+        if target_N is not None:
+            critic = CriticTargets(jnp.asarray(batch.steps.value), target_N)
+            summary["explained_variance"] = _explained_variance(critic, jnp.asarray(batch.steps.valid))
         if mesh is not None:  # once, and not in every part that reads its own steps' entries
-            advantage_N = jax.lax.with_sharding_constraint(advantage_N, NamedSharding(mesh, PartitionSpec()))
+            whole = NamedSharding(mesh, PartitionSpec())
+            advantage_N, critic = jax.lax.with_sharding_constraint((advantage_N, critic), whole)
         run = (summary["signal_share"] > 0) & (bad_step == _NO_STEP)
 
         trained, frozen = adapters.split(state.params)
 
         def step(trained: Any, opt_state: Any, block: Block) -> tuple[Any, Any, Metrics]:
-            grads, metrics = gradient(trained, frozen, block, advantage_N)
+            grads, metrics = gradient(trained, frozen, block, advantage_N, critic)
 
             def apply(trained: Any, opt_state: Any) -> tuple[Any, Any]:
                 updates, opt_state = optimizer.update(grads, opt_state, in_float32(trained))
@@ -198,7 +211,7 @@ def make_logprobs(logprob_fn: LogprobFn, *, mesh: Mesh | None = None) -> Callabl
     def logprobs(params: Any, batch: StepBatch) -> jax.Array:
         def part(_: None, block: Block) -> tuple[None, jax.Array]:
             def compute() -> jax.Array:
-                logprob_BT, _ = predict(logprob_fn, params, block)
+                logprob_BT = predict(logprob_fn, params, block)[0]
                 return jnp.where(block["loss_mask"], logprob_BT, 0.0)
 
             zeros_BT = jnp.zeros(block["tokens"].shape)
@@ -214,6 +227,37 @@ def make_logprobs(logprob_fn: LogprobFn, *, mesh: Mesh | None = None) -> Callabl
     return jax.jit(logprobs, out_shardings=NamedSharding(mesh, PartitionSpec(None, None, BATCH_AXES, None)))
 
 
+def make_values(logprob_fn: LogprobFn, *, mesh: Mesh | None = None) -> Callable[[Any, StepBatch], jax.Array]:
+    """``values(params, batch) -> f32 [N]``: the value head's V of each step's prompt, whole on every device."""
+
+    def values(params: Any, batch: StepBatch) -> jax.Array:
+        size = batch.steps.valid.shape[0]
+
+        def part(total_N: jax.Array, block: Block) -> tuple[jax.Array, None]:
+            def add() -> jax.Array:
+                value_BT = predict(logprob_fn, params, block)[2]
+                place_BT = jnp.where(block["step_index"] >= 0, block["step_index"], size)
+                return total_N.at[place_BT].add(value_BT, mode="drop")  # 0 but at a response's first token
+
+            return jax.lax.cond(block["loss_mask"].any(), add, lambda: total_N), None
+
+        def minibatch(total_N: jax.Array, block: Block) -> tuple[jax.Array, None]:
+            return jax.lax.scan(part, total_N, block)
+
+        return jax.lax.scan(minibatch, jnp.zeros(size), token_arrays(batch))[0]
+
+    return jax.jit(values) if mesh is None else jax.jit(values, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def _owners(params: Any) -> Any:
+    """Whose optimizer a parameter belongs to, "policy" or "value"."""
+
+    def owner(path: tuple[Any, ...], _: Any) -> str:
+        return "value" if path[0].key == adapters.VALUE_HEAD else "policy"
+
+    return jax.tree_util.tree_map_with_path(owner, params)
+
+
 def _decayed(params: Any) -> Any:
     def decayed(path: tuple[Any, ...], _: Any) -> bool:
         return not any(word in jax.tree_util.keystr(path).lower() for word in _NOT_DECAYED)
@@ -226,8 +270,8 @@ def token_arrays(batch: StepBatch) -> Block:
     return {name: getattr(batch, name) for name in _TOKEN_ARRAYS}
 
 
-def predict(logprob_fn: LogprobFn, params: Any, part: Block) -> tuple[jax.Array, jax.Array]:
-    """Log-probability and entropy f32 [B, T] of a part's response tokens."""
+def predict(logprob_fn: LogprobFn, params: Any, part: Block) -> tuple[jax.Array, ...]:
+    """Log-probability and entropy f32 [B, T] of a part's response tokens; of a decoder with a value head also V."""
     inputs = (part[name] for name in ("tokens", "positions", "segment_ids", "response_index"))
     return logprob_fn(params, *inputs)
 
@@ -255,6 +299,31 @@ def _inspect_advantages(advantage_N: jax.Array, steps: StepSignals) -> tuple[jax
     return advantage_N, summary, bad_step
 
 
+class CriticTargets(NamedTuple):
+    """What the value head is trained by, [N] each."""
+
+    old_value: jax.Array  # of the rollout
+    target: jax.Array
+
+
+def _explained_variance(critic: CriticTargets, valid_N: jax.Array) -> jax.Array:
+    """1 - Var(target - V) / Var(target), over the valid steps; 0 where the targets don't vary."""
+
+    def variance(x_N: jax.Array) -> jax.Array:
+        count = jnp.maximum(valid_N.sum(), 1)
+        mean = jnp.where(valid_N, x_N, 0).sum() / count
+        return jnp.where(valid_N, (x_N - mean) ** 2, 0).sum() / count
+
+    spread = variance(critic.target)
+    return jnp.where(spread > 0, 1 - variance(critic.target - critic.old_value) / jnp.where(spread > 0, spread, 1), 0)
+
+
+def first_tokens(mask_BT: jax.Array) -> jax.Array:
+    """The first token of each response: bool [.., B, T]. Between two responses of a row there is a prompt."""
+    before_BT = jnp.pad(mask_BT[..., :-1], [(0, 0)] * (mask_BT.ndim - 1) + [(1, 0)])
+    return mask_BT & ~before_BT
+
+
 def in_float32(params: Any) -> Any:
     """What the optimizer sees of the parameters, so that its moments are not rounded as they may be."""
     return jax.tree.map(lambda x: x.astype(jnp.float32), params)
@@ -262,14 +331,19 @@ def in_float32(params: Any) -> Any:
 
 def _minibatch_gradient(
     logprob_fn: LogprobFn, loss: LossConfig, param_sharding: Any
-) -> Callable[[Any, Any, Block, jax.Array], tuple[Any, Metrics]]:
-    """(trained, frozen parameters, block of [A, B, T], advantages [N]) -> the mini-batch's gradient and metrics []."""
+) -> Callable[[Any, Any, Block, jax.Array, CriticTargets | None], tuple[Any, Metrics]]:
+    """(trained, frozen parameters, block of [A, B, T], advantages [N], critic's targets) -> gradient and metrics []."""
 
     def part_loss(
-        trained: Any, frozen: Any, part: Block, advantage_N: jax.Array, num_tokens: jax.Array
+        trained: Any,
+        frozen: Any,
+        part: Block,
+        advantage_N: jax.Array,
+        num_tokens: jax.Array,
+        critic: CriticTargets | None,
     ) -> tuple[jax.Array, Metrics]:
         mask_BT, step_BT = part["loss_mask"], part["step_index"]
-        logprob_BT, entropy_BT = predict(logprob_fn, adapters.join(trained, frozen), part)
+        logprob_BT, entropy_BT, *value_BT = predict(logprob_fn, adapters.join(trained, frozen), part)
         # Index -1 would read the last step's advantage.
         advantage_BT = jnp.where(mask_BT, advantage_N[jnp.maximum(step_BT, 0)], 0.0)
         value, metrics = policy_loss(
@@ -285,16 +359,30 @@ def _minibatch_gradient(
             num_tokens,
             loss,
         )
+        if critic is not None:
+            if not value_BT:
+                raise ValueError("the estimator gives value targets, but the policy has no ModelConfig.value_head")
+            old_BT, target_BT = (x[jnp.maximum(step_BT, 0)] for x in critic)
+            loss_BT = part["step_weight"] * value_loss(value_BT[0], old_BT, target_BT, loss.value_clip)
+            moved_BT = jnp.abs(value_BT[0] - old_BT) > (jnp.inf if loss.value_clip is None else loss.value_clip)
+            value += loss.value_coef * loss_BT.sum()
+            clipped = (part["step_weight"] * moved_BT).sum()
+            metrics |= jax.lax.stop_gradient({"value_loss": loss_BT.sum(), "value_clip_fraction": clipped})
         finite_BT = jnp.isfinite(logprob_BT + entropy_BT + part["old_logprob"] + part["ref_logprob"])
         return value, metrics | {"bad_step": jnp.where(mask_BT & ~finite_BT, step_BT, _NO_STEP).min()}
 
-    def gradient(trained: Any, frozen: Any, block: Block, advantage_N: jax.Array) -> tuple[Any, Metrics]:
+    def gradient(
+        trained: Any, frozen: Any, block: Block, advantage_N: jax.Array, critic: CriticTargets | None
+    ) -> tuple[Any, Metrics]:
         mask_ABT = block["loss_mask"]
         num_tokens = mask_ABT.sum().astype(jnp.float32)
         weighted = block | {"weight": token_weights(mask_ABT, block["segment_ids"], loss)}
+        if critic is not None:
+            first_ABT = first_tokens(mask_ABT).astype(jnp.float32)
+            weighted["step_weight"] = first_ABT / jnp.maximum(first_ABT.sum(), 1)
 
         def part_gradient(part: Block) -> tuple[Any, Metrics]:
-            grads, metrics = jax.grad(part_loss, has_aux=True)(trained, frozen, part, advantage_N, num_tokens)
+            grads, metrics = jax.grad(part_loss, has_aux=True)(trained, frozen, part, advantage_N, num_tokens, critic)
             grads = in_float32(grads)
             if param_sharding is not None:
                 grads = jax.lax.with_sharding_constraint(grads, param_sharding)

@@ -32,7 +32,7 @@ def response_logprobs(
     segment_ids_BT: Array,
     response_index_BC: Array | None = None,
     temperature: chex.Numeric = 1.0,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """``log p(tokens[b, t] | what precedes it in its segment)``, and that distribution's entropy.
 
     Both align with the token that is predicted and are 0 where there is no prediction: at the first token of
@@ -48,7 +48,8 @@ def response_logprobs(
       temperature: the one that sampled; the log-probabilities are those of the tempered distribution.
 
     Returns:
-      (logprob f32 [B, T], entropy f32 [B, T] in nats).
+      (logprob f32 [B, T], entropy f32 [B, T] in nats); of a decoder with a value head also V f32 [B, T] of what
+      precedes each response, at its first token, 0 elsewhere.
     """
     model = model if isinstance(model, Transformer) else Transformer(model)
     variables = {"params": params}
@@ -82,7 +83,12 @@ def response_logprobs(
         x_BT = jnp.zeros((B, T)).at[rows_B1, columns_BC].set(x_BC, mode="drop")
         return constrain(model.layout, x_BT, "batch", None)
 
-    return spread(values[0]), spread(values[1])
+    if not model.config.value_head:
+        return spread(values[0]), spread(values[1])
+    # Between two responses of a row there is a prompt.
+    first_BC = predicted_BC & (jnp.diff(response_index_BC, axis=1, prepend=-2) != 1)
+    value_BC: Any = model.apply(variables, hidden_BCD, method="value")
+    return spread(values[0]), spread(values[1]), spread(jnp.where(first_BC, value_BC, 0))
 
 
 def _rows_on_a_device(model: Transformer, rows: int) -> int:

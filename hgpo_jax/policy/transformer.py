@@ -305,6 +305,14 @@ class Transformer(nn.Module):
         if not c.tie_word_embeddings:
             head_init = nn.with_logical_partitioning(_fan_in, ("embed", "vocab"))
             self.head: Any = self.param("unembed", head_init, (c.hidden_size, c.vocab_size), jnp.dtype(c.param_dtype))
+        if c.value_head:  # last: what is drawn before stays the same with it
+            self.value_head = nn.Dense(
+                1,
+                dtype=jnp.float32,
+                param_dtype=jnp.float32,
+                kernel_init=nn.with_logical_partitioning(nn.initializers.zeros, ("embed", None)),
+                bias_init=nn.with_logical_partitioning(nn.initializers.zeros, (None,)),
+            )
 
     @nn.compact
     def __call__(
@@ -345,7 +353,20 @@ class Transformer(nn.Module):
             segment_ids_BS = jnp.pad(segment_ids_BT, ((0, 0), (0, capacity - tokens_BT.shape[1])))
             key, value = kept
             cache = KVCache(key, value, segment_ids_BS, jnp.int32(tokens_BT.shape[1]))
-        return self.final_norm(x_BTD), cache
+        hidden_BTD = self.final_norm(x_BTD)
+        if c.value_head and self.is_initializing():  # its parameters come to be where it is called
+            self.value(hidden_BTD)
+        return hidden_BTD, cache
+
+    def value(self, hidden: Array) -> jax.Array:
+        """The critic's V f32 [..] of hidden states [.., D]; 0 for every one at the start.
+
+        Raises:
+          ValueError: a decoder without one.
+        """
+        if not self.config.value_head:
+            raise ValueError("this decoder has no critic: set ModelConfig.value_head")
+        return self.value_head(jnp.asarray(hidden, jnp.float32))[..., 0]
 
     def unembed(self, hidden: Array) -> jax.Array:
         """Logits f32 [.., V] of hidden states [.., D]."""
@@ -393,8 +414,8 @@ def _boxed_params(config: ModelConfig, key: chex.PRNGKey):
 
 
 def init_adapters(config: ModelConfig, key: chex.PRNGKey) -> Params:
-    """Only the fresh adapters of ``init_params``: to ``adapters.join`` to loaded parameters."""
-    return jax.jit(lambda: adapters.split(init_params(config, key))[0])()
+    """Only the adapters and the value head of ``init_params``: to ``adapters.join`` to loaded parameters."""
+    return jax.jit(lambda: adapters.fresh(init_params(config, key)))()
 
 
 def init_params(config: ModelConfig, key: chex.PRNGKey) -> Params:

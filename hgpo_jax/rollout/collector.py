@@ -234,7 +234,12 @@ def collect(
                 )
             replies = act(params, requests, sampling)
             last = turn == config.max_steps - 1
-            steps += _step(vector_env, live, turn, last, requests, replies, tokenizer)
+            played = _step(vector_env, live, turn, last, requests, replies, tokenizer)
+            for episode, row in zip(live.values(), played, strict=True):
+                cut = (
+                    _prompt(episode, format_prompt, tokenizer)[1][-config.max_prompt_length :] if row.truncated else ()
+                )
+                steps.append(row._replace(next_prompt_tokens=np.asarray(cut, np.int32)))
     batch = _assemble(steps)
     outcomes = _outcomes(batch, episodes)
     metrics = _metrics(batch, outcomes, task_types, time.perf_counter() - start)
@@ -267,6 +272,7 @@ class _Step(NamedTuple):
     response_tokens: np.ndarray
     behavior_logprob: np.ndarray
     response_cut: bool
+    next_prompt_tokens: np.ndarray = np.zeros(0, np.int32)
 
 
 @jax.jit

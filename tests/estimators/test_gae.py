@@ -12,7 +12,7 @@ from hgpo_jax.estimators.gae import generalized_advantages
 def test_three_steps_by_hand() -> None:
     # delta: 0 + 0.5 * 2 - 1 = 0;  1 + 0.5 * 4 - 2 = 1;  10 - 4 = 6.  A: 6;  1 + 0.25 * 6 = 2.5;  0 + 0.25 * 2.5
     reward, value, ahead = np.array([[0, 1, 10], [1, 2, 4], [2, 4, 0]], np.float32)
-    got = generalized_advantages(reward, value, ahead, np.array([1, 2, -1]), 0.5, 0.5)
+    got = generalized_advantages(reward, np.full(3, 0.5), value, ahead, np.array([1, 2, -1]), 0.5)
     np.testing.assert_allclose(got, [0.625, 2.5, 6.0], rtol=1e-6)
 
 
@@ -37,13 +37,13 @@ def test_the_recursion_in_any_order(data: st.DataObject) -> None:
         for i in steps[::-1]:
             advantage = reward[i] + gamma * ahead[i] - value[i] + gamma * lambda_ * advantage
             wanted[i] = advantage
-    got = generalized_advantages(reward, value, ahead, next_step, gamma, lambda_)
+    got = generalized_advantages(reward, np.full(size + 2, gamma), value, ahead, next_step, lambda_)
     np.testing.assert_allclose(got, wanted, atol=1e-4)
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 1.0])
 def test_its_two_ends(lambda_: float) -> None:
     reward, value, ahead = np.array([[1, 2, 3], [5, 7, 9], [7, 9, 0]], np.float32)
-    got = jax.jit(generalized_advantages)(reward, value, ahead, np.array([1, 2, -1]), 1.0, lambda_)
+    got = jax.jit(generalized_advantages)(reward, np.ones(3), value, ahead, np.array([1, 2, -1]), lambda_)
     wanted = np.array([6, 5, 3]) - value if lambda_ else reward + ahead - value
     np.testing.assert_allclose(got, wanted, rtol=1e-6)
