@@ -4,7 +4,7 @@ The names here are what another trainer needs; the parts of a whole run are in `
 (decoder, sampler, tokenizer), ``rollout`` (environments to batches) and ``learner`` (losses, the sharded update).
 """
 
-from hgpo_jax.config import GiGPOConfig, GRPOConfig, HGPOConfig, ReinforceConfig, ShrinkageConfig
+from hgpo_jax.config import GAEConfig, GiGPOConfig, GRPOConfig, HGPOConfig, ReinforceConfig, ShrinkageConfig
 from hgpo_jax.estimators import (
     compute_advantages,
     group_steps,
@@ -17,6 +17,7 @@ from hgpo_jax.estimators import (
 from hgpo_jax.types import StepBatch, StepSignals, TrainState, Trajectories
 
 __all__ = [
+    "GAEConfig",
     "GRPOConfig",
     "GiGPOConfig",
     "HGPOConfig",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -135,7 +136,10 @@ def step_signals(
     levels = grouping_for(estimator) if grouping is None else Grouping(*grouping)
     if isinstance(estimator, GiGPOConfig) and levels.root != "state":
         raise ValueError('GiGPO compares steps in the same state: its grouping must have root "state"')
-    group_ids = group_steps(anchor_state, prompt_group, trajectory, step=step, **levels._asdict())
+    with warnings.catch_warnings():
+        if isinstance(estimator, GAEConfig | ReinforceConfig):  # which compare no rollouts of a task
+            warnings.filterwarnings("ignore", message=".*hold a single rollout", category=UserWarning)
+        group_ids = group_steps(anchor_state, prompt_group, trajectory, step=step, **levels._asdict())
     penalty = invalid_action_penalty
     if step_return is None:
         step_return = step_returns(

@@ -193,6 +193,17 @@ def test_groups_of_two_processes_never_meet():
     assert one.step_index.max() < N <= two.step_index[two.step_index >= 0].min()
 
 
+def test_the_next_steps_of_two_processes_never_meet():
+    signals = make_signals(np.zeros(3))._replace(next_step=np.array([2, -1, -1], np.int32))
+    steps: dict[str, Any] = literal_steps() | {"signals": signals}
+    for process in (0, 1):
+        share = Share(process, 3 * process, 3 + 3 * process, lambda values: values)
+        found = pack_steps(**steps, config=CONFIG, seed=0, share=share).steps
+        assert found.next_step is not None
+        size = len(found.valid)
+        assert found.next_step.tolist() == [2 + process * size, *[-1] * (size - 1)]
+
+
 def test_a_share_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="3 steps after the first 4 don't fit into 6 steps of all processes"):
         pack_steps(**literal_steps(), config=CONFIG, seed=0, share=Share(1, 4, 6))

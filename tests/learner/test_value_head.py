@@ -178,7 +178,7 @@ def test_the_update_is_that_of_each_step_alone() -> None:
     assert "estimator/value_target" not in metrics
 
 
-@pytest.mark.parametrize("mesh_shape", [(4, 1, 1), (2, 2, 2), (1, 4, 2)])
+@pytest.mark.parametrize("mesh_shape", [(4, 1, 1), (2, 2, 2)])
 def test_meshes_change_nothing(mesh_shape: tuple[int, int, int]) -> None:
     (state, metrics), (wanted, wanted_metrics) = run(mesh_shape), run()
     chex.assert_trees_all_close(jax.device_get(state.params), jax.device_get(wanted.params), atol=1e-5)

@@ -425,3 +425,19 @@ def test_a_rows_reply_does_not_depend_on_the_rows_beside_it():
         np.testing.assert_array_equal(reply.tokens, expected.tokens)
         np.testing.assert_allclose(reply.logprobs, expected.logprobs, atol=1e-5)
         assert reply.cut == expected.cut == (reply.tokens[-1] != EOS)
+
+
+def test_the_prompt_after_a_cut_is_kept():
+    """What the policy would have read next without the limit; nothing after a step that goes on or ends."""
+    longer = roll(Script(lambda row, prompt, turn: "go up"), config=dataclasses.replace(CONFIG, max_steps=4))[0]
+    cut = roll(Script(lambda row, prompt, turn: "go up"), config=dataclasses.replace(CONFIG, max_steps=3))[0]
+    assert cut.next_prompt_tokens is not None
+    for i in range(cut.num_steps):
+        after = (longer.trajectory == cut.trajectory[i]) & (longer.step == cut.step[i] + 1)
+        wanted = longer.prompt_tokens[int(np.flatnonzero(after)[0])].tolist() if cut.truncated[i] else []
+        assert cut.next_prompt_tokens[i].tolist() == wanted
+    assert cut.truncated.any()
+    short = dataclasses.replace(CONFIG, max_steps=3, max_prompt_length=5)
+    kept = roll(Script(lambda row, prompt, turn: "go up"), config=short)[0].next_prompt_tokens
+    assert kept is not None
+    assert {len(tokens) for tokens in kept} == {0, 5}
