@@ -168,10 +168,12 @@ def state_shardings(abstract_params: Any, optimizer: optax.GradientTransformatio
     replicated = NamedSharding(mesh, PartitionSpec())
     opt_state = optax.tree_map_params(
         optimizer,
-        lambda _, sharding: sharding,
+        # Where each parameter has one of several optimizers, the others hold a mask in its place.
+        lambda moment, sharding: moment if isinstance(moment, optax.MaskedNode) else sharding,
         jax.eval_shape(optimizer.init, adapters.split(nn.meta.unbox(abstract_params))[0]),
         adapters.split(params)[0],
         transform_non_params=lambda _: replicated,
+        is_leaf=lambda x: isinstance(x, optax.MaskedNode),
     )
     return TrainState(params=params, opt_state=opt_state, step=replicated, key=replicated)  # pyright: ignore[reportArgumentType]
 

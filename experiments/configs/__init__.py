@@ -141,6 +141,10 @@ class RunConfig:
             raise ValueError(f"loss.clip_high is {loss.clip_high}, but has to be at least 0")
         if loss.dual_clip is not None and not loss.dual_clip > 1:
             raise ValueError(f"loss.dual_clip is {loss.dual_clip}, but has to be above 1, or None to turn it off")
+        if not 0 <= loss.value_coef < float("inf"):
+            raise ValueError(f"loss.value_coef is {loss.value_coef}, but has to be at least 0")
+        if loss.value_clip is not None and not loss.value_clip > 0:
+            raise ValueError(f"loss.value_clip is {loss.value_clip}, but has to be above 0, or None to turn it off")
         if loss.constant_length < 1:
             raise ValueError(f"loss.constant_length is {loss.constant_length}, but has to be at least 1")
 

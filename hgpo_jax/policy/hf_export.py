@@ -67,7 +67,8 @@ def save_checkpoint(
     folder = Path(folder)
     dtype = dtype or config.param_dtype
     description = config_json_of(config, dtype, _base_config(source, tokenizer))
-    leaves: dict[str, Any] = flatten_dict(adapters.merged(params, config), sep="/")  # pyright: ignore[reportAssignmentType]
+    published = {name: part for name, part in adapters.merged(params, config).items() if name != adapters.VALUE_HEAD}
+    leaves: dict[str, Any] = flatten_dict(published, sep="/")  # pyright: ignore[reportAssignmentType]
     tensors = list(file_tensors(config))
     _check_saved(leaves, tensors)
     _refuse_to_overwrite(folder, overwrite)

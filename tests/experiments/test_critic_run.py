@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import chex
+import jax
 import numpy as np
 import pytest
 from tiny import SETTINGS, rows
@@ -25,7 +26,7 @@ from hgpo_jax.types import TrainState, Trajectories
 
 TINY_MODEL = ModelConfig(40, 16, 32, 1, 2, 1, 8)
 EPISODE = Episode(0, "", "train", 0, 0, True, 1.0, [Turn("hall", "hall", "go", True, 1.0)])
-GAE = [*SETTINGS, "--estimator", "gae", "--optimizer.value-learning-rate", "0.01"]
+GAE = [*SETTINGS, "--estimator", "gae", "--optimizer.value-learning-rate", "0.05"]
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +46,28 @@ def final_state(run: Path) -> TrainState:
         return checkpoints.restore(Learner(config_of(run)).state)[0]
 
 
+@pytest.fixture(scope="module")
+def taught(finished: Path) -> Learner:
+    """So small a policy never earns anything: here its steps are paid at random, and its critic hears of it."""
+    learner, rng = Learner(config_of(finished)), np.random.default_rng(0)
+    batch = load_rollouts(finished, 1)
+    paid = dataclasses.replace(batch, reward=rng.normal(3, 1, batch.num_steps), value=None, next_value=None)
+    metrics = [learner.learn(paid, iteration) for iteration in range(4)]
+    assert metrics[0]["explained_variance"] == pytest.approx(0, abs=1e-5)  # V is 0 everywhere
+    assert metrics[-1]["value_loss"] < metrics[0]["value_loss"]
+    assert metrics[-1]["optimizer_steps"] >= 1
+    return learner
+
+
 @pytest.mark.slow
-def test_the_critic_learns_and_is_logged(finished: Path) -> None:
-    config = config_of(finished)
-    assert config.model.value_head
-    params: Any = final_state(finished).params
-    assert np.abs(np.asarray(params["value_head"]["kernel"])).max() > 1e-3
+def test_the_critic_learns(taught: Learner) -> None:
+    head: Any = taught.state.params["value_head"]  # pyright: ignore[reportArgumentType, reportCallIssue, reportIndexIssue]
+    assert np.abs(np.asarray(head["kernel"])).max() > 1e-2
+
+
+@pytest.mark.slow
+def test_it_is_logged_and_kept(finished: Path) -> None:
+    assert config_of(finished).model.value_head
     for row in rows(finished)[1:]:
         assert row["update/value_loss"] >= 0
         assert row["update/explained_variance"] <= 1
@@ -58,8 +75,8 @@ def test_the_critic_learns_and_is_logged(finished: Path) -> None:
     second = load_rollouts(finished, 2)
     assert second.value is not None
     assert second.next_value is not None
-    assert np.abs(second.value).max() > 0
-    np.testing.assert_array_equal(second.next_value != 0, second.truncated)
+    assert second.next_prompt_tokens is not None
+    np.testing.assert_array_equal([len(prompt) > 0 for prompt in second.next_prompt_tokens], second.truncated)
 
 
 @pytest.mark.slow
@@ -96,23 +113,23 @@ def values_of(learner: Learner, batch: Trajectories) -> tuple[np.ndarray, np.nda
 
 
 @pytest.mark.slow
-def test_values_on_a_mesh(finished: Path) -> None:
+def test_values_on_a_mesh(finished: Path, taught: Learner) -> None:
     """And of the prompts after a cut: they are those of the prompts as steps of their own."""
     config, batch = config_of(finished), load_rollouts(finished, 2)
     bare = dataclasses.replace(batch, value=None, next_value=None)
-    alone = Learner(config)
-    with Checkpoints(finished / "checkpoints") as checkpoints:
-        alone.state, _ = checkpoints.restore(alone.state)
     meshed = Learner(dataclasses.replace(config, mesh=MeshConfig(data=2, fsdp=2)))
-    meshed.start_from(alone.state.params)
-    (value, next_value), on_mesh = (values_of(learner, bare) for learner in (alone, meshed))
+    places = jax.tree.map(lambda x: x.sharding, meshed.state.params)
+    meshed.start_from(jax.device_put(taught.state.params, places))
+    (value, next_value), on_mesh = (values_of(learner, bare) for learner in (taught, meshed))
+    assert np.abs(value).min() > 0
+    np.testing.assert_array_equal(next_value != 0, bare.truncated)
     np.testing.assert_allclose((value, next_value), on_mesh, atol=1e-5)
     assert bare.next_prompt_tokens is not None
     cut = np.flatnonzero(bare.truncated)
     assert len(cut)
     prompts = [bare.next_prompt_tokens[int(i)] for i in cut]
     later = dataclasses.replace(bare.take(cut), prompt_tokens=prompts, next_prompt_tokens=None)
-    np.testing.assert_allclose(values_of(alone, later)[0], next_value[cut], atol=1e-5)
+    np.testing.assert_allclose(values_of(taught, later)[0], next_value[cut], atol=1e-5)
     blind = Learner(dataclasses.replace(config, gae=dataclasses.replace(config.gae, bootstrap_truncated=False)))
     assert not values_of(blind, bare)[1].any()
 

@@ -4,6 +4,8 @@ import dataclasses
 import json
 from pathlib import Path
 
+import chex
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -13,7 +15,7 @@ from experiments.configs import load_config
 from experiments.export import export
 from experiments.train import TrainCommand, train
 from hgpo_jax import adapters
-from hgpo_jax.config import ModelConfig
+from hgpo_jax.config import MeshConfig, ModelConfig
 from hgpo_jax.policy.weights import model_config_of
 
 CHECKPOINT = Path(__file__).parents[1] / "golden/qwen/qwen2_tied"
@@ -47,6 +49,17 @@ def test_shape_is_read_from_the_model_and_the_rest_kept():
     assert resolve(load_config("frozen_lake")) == load_config("frozen_lake")
 
 
+def test_a_loaded_model_gets_a_fresh_critic():
+    """Also beside adapters and on a mesh; the weights are the checkpoint's."""
+    for changes, mesh in (({}, {}), ({"lora_rank": 2}, {}), ({}, {"mesh": MeshConfig(fsdp=2)})):
+        plain = dataclasses.replace(config_from(CHECKPOINT, **changes), **mesh)
+        critic = resolve(dataclasses.replace(plain, estimator="gae"))
+        params, wanted = (jax.device_get(Learner(resolve(run)).state.params) for run in (critic, plain))
+        head = params.pop("value_head")
+        assert not any(leaf.any() for leaf in jax.tree.leaves(head))
+        chex.assert_trees_all_equal(params, wanted)
+
+
 def test_every_field_is_the_checkpoints_or_the_runs():
     own = {
         "dtype": "bfloat16",
@@ -56,6 +69,7 @@ def test_every_field_is_the_checkpoints_or_the_runs():
         "attention": "plain",
         "remat": "none",
         "unroll": 2,
+        "value_head": True,
     }
     sizes = {"vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"}
     kinds = {"rope_theta", "rms_norm_eps", "tie_word_embeddings", "qkv_bias", "qk_norm"}

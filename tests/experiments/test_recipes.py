@@ -120,6 +120,8 @@ def test_a_comparison_gives_it_to_every_estimator(monkeypatch: pytest.MonkeyPatc
         (["--recipe", "drgrpo"], "no recipe 'drgrpo'; there are: dapo, dr_grpo, gspo"),
         (["--recipe"], "--recipe needs a name; there are: dapo, dr_grpo, gspo"),
         (["--loss.clip-low", "1.5"], "loss.clip_low is 1.5, expected 0 to 1"),
+        (["--loss.value-coef", "-1"], "loss.value_coef is -1.0, but has to be at least 0"),
+        (["--loss.value-clip", "0"], "loss.value_clip is 0.0, but has to be above 0, or None to turn it off"),
         (["--loss.clip-high", "-0.1"], "loss.clip_high is -0.1, but has to be at least 0"),
         (["--loss.dual-clip", "1"], "loss.dual_clip is 1.0, but has to be above 1, or None to turn it off"),
         (["--loss.constant-length", "0"], "loss.constant_length is 0, but has to be at least 1"),

@@ -127,9 +127,14 @@ def test_value_loss_by_hand() -> None:
     np.testing.assert_allclose(jax.grad(lambda v: value_loss(v, old, target, 0.5).sum())(value), [0, 2, 0.1], atol=1e-6)
 
 
-def run(mesh_shape: tuple[int, int, int] | None = None, loss: LossConfig = LOSS, **packing: Any) -> Any:
+def run(
+    mesh_shape: tuple[int, int, int] | None = None,
+    loss: LossConfig = LOSS,
+    rule: OptimizerConfig = SGD,
+    **packing: Any,
+) -> Any:
     """One update from `params_of`; state and metrics."""
-    optimizer = make_optimizer(SGD, value_head=True)
+    optimizer = make_optimizer(rule, value_head=True)
     mesh = None if mesh_shape is None else make_mesh(MeshConfig(*mesh_shape))
     shardings = None if mesh is None else state_shardings(abstract_params(MODEL), optimizer, mesh)
     model = Transformer(MODEL, None if mesh is None else Layout(mesh))
@@ -192,6 +197,16 @@ def test_meshes_change_nothing(mesh_shape: tuple[int, int, int]) -> None:
     found = values(jax.device_put(params_of(), places.params), jax.device_put(batch, batch_shardings(batch, mesh)))
     alone = make_values(functools.partial(response_logprobs, MODEL))(params_of(), batch)
     np.testing.assert_allclose(found, alone, atol=1e-5)
+
+
+def test_the_moments_of_both_optimizers_lie_on_the_mesh() -> None:
+    state, _ = run((1, 4, 2), rule=OptimizerConfig(learning_rate=1e-3, value_learning_rate=1e-2))
+    wanted, _ = run(rule=OptimizerConfig(learning_rate=1e-3, value_learning_rate=1e-2))
+    chex.assert_trees_all_close(jax.device_get(state.opt_state), jax.device_get(wanted.opt_state), atol=1e-5)
+    shapes = [
+        moment.addressable_shards[0].data.shape for moment in jax.tree.leaves(state.opt_state) if moment.shape == (8, 1)
+    ]
+    assert shapes == [(2, 1), (2, 1)]
 
 
 def test_parts_change_nothing() -> None:
