@@ -185,7 +185,6 @@ class Learner:
         abstract = abstract_params(config.model)
         shardings = None if self.mesh is None else state_shardings(abstract, self.optimizer, self.mesh)
         self._sampling_copy = make_sampling_copy(config, self.mesh)
-        self._own_rows = batch_multiple(self.mesh) // jax.process_count()
         model = Transformer(config.model, None if self.mesh is None else Layout(self.mesh))
         self.logprob_fn = functools.partial(
             response_logprobs, model, temperature=config.rollout.train_sampling.temperature
@@ -266,6 +265,11 @@ class Learner:
         if reference is not None:
             packed = with_logprobs(packed, ref=self._logprobs(reference, packed))
         return packed
+
+    @property
+    def _own_rows(self) -> int:
+        """What this process's rows of a part have to be a multiple of."""
+        return batch_multiple(self.mesh) // jax.process_count()
 
     def with_values(self, batch: Trajectories) -> Trajectories:
         """The batch with the value head's V of each step's prompt, and of the prompt after each truncated step.

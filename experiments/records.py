@@ -141,7 +141,8 @@ def draw_learning_curve(rows: list[dict[str, Any]], title: str, path: Path) -> N
 def draw_groups(rows: list[dict[str, Any]], levels: Sequence[str], title: str, path: Path) -> None:
     """What the estimator compared, over iterations: size, reach and weight of the groups by level, and context.
 
-    Rows of another number of levels, which a run leaves that is resumed with another estimator, are passed over.
+    Rows of another number of levels, which a run leaves that is resumed with another estimator, are passed over. Of an
+    estimator that compares nothing, for a policy without memory, there is no figure.
 
     Args:
       rows: of metrics.jsonl.
@@ -168,6 +169,8 @@ def draw_groups(rows: list[dict[str, Any]], levels: Sequence[str], title: str, p
         for name, (_, _, labels) in panels.items()
     }
     panels = {name: panel for name, panel in panels.items() if curves[name]}
+    if not panels:
+        return
     height = -(-len(panels) // 2)
     figure = Figure(figsize=(9, 3 * height), layout="constrained")
     figure.suptitle(title)

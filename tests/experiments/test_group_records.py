@@ -11,7 +11,15 @@ from matplotlib.image import imread
 from experiments.assembly import Learner, context_metrics, level_names, signals_of, state_keys_of
 from experiments.configs import load_config
 from experiments.records import draw_groups
-from hgpo_jax.config import GiGPOConfig, GRPOConfig, HGPOConfig, ReinforceConfig, ShrinkageConfig, StateKeysConfig
+from hgpo_jax.config import (
+    GAEConfig,
+    GiGPOConfig,
+    GRPOConfig,
+    HGPOConfig,
+    ReinforceConfig,
+    ShrinkageConfig,
+    StateKeysConfig,
+)
 from hgpo_jax.types import Trajectories
 
 CONFIG = load_config("frozen_lake")
@@ -80,6 +88,8 @@ def test_the_figure_has_a_panel_for_each_record(tmp_path: Path) -> None:
     rows = [{"iteration": 1} | row, rows[-1]]
     draw_groups(rows, level_names(HGPOConfig(1)), "resumed", tmp_path / "resumed.png")
     draw_groups([{"iteration": 1} | row], level_names(HGPOConfig(1)), "without", tmp_path / "without.png")
+    draw_groups([{"iteration": 1, "update/loss": 0.1}], level_names(GAEConfig()), "nothing", tmp_path / "nothing.png")
+    assert not (tmp_path / "nothing.png").exists()
     # Another estimator goes on: only what has its levels is drawn.
     draw_groups(
         [{"iteration": 1} | row, {"iteration": 2, "estimator/no_signal": 0.1}],

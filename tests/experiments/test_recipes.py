@@ -39,6 +39,7 @@ PLAIN = {"loss.dual_clip": None, "loss.kl_coef": 0.0, "loss.entropy_coef": 0.0}
                 "hgpo_shrinkage.normalize_std": False,
                 "gigpo.normalize_std": False,
                 "grpo.normalize_std": False,
+                "gae.normalize_std": False,
             },
         ),
         (
