@@ -3,8 +3,8 @@
     python -m experiments.replay runs/NAME 12
 
 Every estimator of the run's config takes the same steps (GAE where a run with it has left its values); the table shows
-what each makes of them. With ``--update``
-the run's latest checkpoint takes one update on the batch (nothing is saved), and the metrics are printed.
+what each makes of them. With ``--update`` the run's latest checkpoint takes one update on the batch (nothing is saved),
+and the metrics are printed.
 """
 
 from __future__ import annotations
