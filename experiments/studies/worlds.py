@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import cast
+from typing import Any, Literal, cast
 
 import gymnasium
 import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+
+AnyArray = Any  # NumPy on the host, JAX on the device
 
 LARGEST_TABLE = 2_000_000  # memories a policy may tell apart
 GOAL_REWARD = 10.0
@@ -77,12 +79,12 @@ class Policy:
     def base(self) -> int:
         return _memory_base(self.num_observations, self.probability.shape[1], self.actions)
 
-    def memory(self, past: np.ndarray, observation: np.ndarray) -> np.ndarray:
-        """The row of the table, i64."""
+    def memory(self, past: AnyArray, observation: AnyArray) -> AnyArray:
+        """The row of the table."""
         return past * self.num_observations + observation
 
-    def remember(self, past: np.ndarray, observation: np.ndarray, action: np.ndarray) -> np.ndarray:
-        """The past one step later, i64; what is older than m steps is forgotten."""
+    def remember(self, past: AnyArray, observation: AnyArray, action: AnyArray) -> AnyArray:
+        """The past one step later; what is older than m steps is forgotten."""
         pair = observation * self.probability.shape[1] + action if self.actions else observation
         return (past * self.base + pair + 1) % self.base**self.memory_length
 
@@ -106,19 +108,28 @@ def random_policy(
     Raises:
       ValueError: a setting out of range, or more memories than a table should hold.
     """
-    if memory_length < 0 or temperature <= 0:
-        raise ValueError(f"memory_length must be 0 or more and temperature above 0: {memory_length}, {temperature}")
-    observations = world.num_observations
-    memories = _memory_base(observations, world.num_actions, actions) ** memory_length * observations
-    if memories > LARGEST_TABLE:
-        raise ValueError(
-            f"a policy with memory_length={memory_length} tells {memories:,} memories apart, more than "
-            f"{LARGEST_TABLE:,}: shorten the memory, or leave the actions out of it"
-        )
+    if temperature <= 0:
+        raise ValueError(f"temperature must be above 0, got {temperature}")
+    memories, observations = _num_memories(world, memory_length, actions), world.num_observations
     noise = np.random.default_rng(seed).normal(size=(memories, world.num_actions)) / temperature
     logits = noise + skill * _optimal_by_observation(world)[np.arange(memories) % observations]
     weight = np.exp(logits - logits.max(1, keepdims=True))
     return Policy(weight / weight.sum(1, keepdims=True), memory_length, observations, actions)
+
+
+def uniform_policy(world: World, memory_length: int, *, actions: bool = True) -> Policy:
+    """All actions alike, whatever it remembers: where training starts.
+
+    Raises:
+      ValueError: a negative length, or more memories than a table should hold.
+    """
+    shape = _num_memories(world, memory_length, actions), world.num_actions
+    return Policy(np.full(shape, 1 / world.num_actions), memory_length, world.num_observations, actions)
+
+
+def best_score(world: World) -> float:
+    """The largest mean sum of rewards that an agent which sees the state can reach."""
+    return float(world.initial @ _optimal_action_value(world, 1.0).max(1))
 
 
 def graph_world(
@@ -189,7 +200,14 @@ def graph_world(
     return World(name, start, transition, spread, looks, terminal, horizon, reward_std)
 
 
-def lake_world(*, horizon: int = 8, slippery: bool = False, size: int = 4, reward_std: float = 0.0) -> World:
+def lake_world(
+    *,
+    horizon: int = 8,
+    slippery: bool = False,
+    size: int = 4,
+    reward_std: float = 0.0,
+    view: Literal["neighbours", "cell"] = "neighbours",
+) -> World:
     """gymnasium's FrozenLake (4x4 or 8x8), of which only the four neighbouring tiles are seen: wall, ice, hole, goal.
 
     Many cells of ice look alike, and only the history tells them apart. Reaching the goal pays 10.
@@ -199,13 +217,16 @@ def lake_world(*, horizon: int = 8, slippery: bool = False, size: int = 4, rewar
       slippery: a move goes astray to either side with probability 1/3 each.
       size: 4 or 8.
       reward_std: noise on each step's reward.
+      view: "cell" shows where the agent is instead, as gymnasium does: then history tells nothing.
 
     Returns:
       The world.
 
     Raises:
-      ValueError: another size.
+      ValueError: another size or view.
     """
+    if view not in ("neighbours", "cell"):
+        raise ValueError(f'lake_world shows "neighbours" or the "cell", not {view!r}')
     if size not in (4, 8):
         raise ValueError(f"lake_world has the maps of gymnasium, size 4 or 8, got {size}")
     made = gymnasium.make("FrozenLake-v1", map_name=f"{size}x{size}", is_slippery=slippery)
@@ -214,8 +235,9 @@ def lake_world(*, horizon: int = 8, slippery: bool = False, size: int = 4, rewar
     tiles = np.where(tiles == b"S", b"F", tiles)
     views = np.stack([tiles[1:-1, :-2], tiles[2:, 1:-1], tiles[1:-1, 2:], tiles[:-2, 1:-1]], -1).reshape(-1, 4)
     views = np.where(np.isin(lake.desc, [b"G", b"H"]).reshape(-1, 1), b"E", views)  # the end is never looked at
-    observation = np.unique(views, axis=0, return_inverse=True)[1].reshape(-1)
     states = size * size
+    alike = np.unique(views, axis=0, return_inverse=True)[1].reshape(-1)
+    observation = alike if view == "neighbours" else np.arange(states)
     transition, reward = np.zeros((2, states, 4, states))
     for state in range(states):
         for action in range(4):
@@ -223,20 +245,39 @@ def lake_world(*, horizon: int = 8, slippery: bool = False, size: int = 4, rewar
                 transition[state, action, ahead] += probability
                 reward[state, action, ahead] = GOAL_REWARD * pay
     terminal = np.isin(lake.desc, [b"G", b"H"]).reshape(-1)
-    name = f"lake(T={horizon}{', slippery' if slippery else ''})"
+    name = f"lake(T={horizon}{', slippery' if slippery else ''}{', cell seen' if view == 'cell' else ''})"
     return World(name, lake.initial_state_distrib, transition, reward, observation, terminal, horizon, reward_std)
+
+
+def _num_memories(world: World, memory_length: int, actions: bool) -> int:
+    if memory_length < 0:
+        raise ValueError(f"memory_length must be 0 or more, got {memory_length}")
+    observations = world.num_observations
+    memories = _memory_base(observations, world.num_actions, actions) ** memory_length * observations
+    if memories > LARGEST_TABLE:
+        raise ValueError(
+            f"a policy with memory_length={memory_length} tells {memories:,} memories apart, more than "
+            f"{LARGEST_TABLE:,}: shorten the memory, or leave the actions out of it"
+        )
+    return memories
 
 
 def _memory_base(observations: int, actions: int, with_actions: bool) -> int:
     return (observations * actions if with_actions else observations) + 1
 
 
-def _optimal_by_observation(world: World, gamma: float = 0.95) -> np.ndarray:
-    """Q of acting optimally from the start on with the state in view, averaged over each observation's: f64 [O, A]."""
+def _optimal_action_value(world: World, gamma: float) -> np.ndarray:
+    """Q of acting optimally from the start on with the state in view: f64 [S, A]."""
     pay = (world.transition * world.reward).sum(-1)
     action_value = pay
     for _ in range(world.horizon - 1):
         action_value = pay + gamma * world.transition @ np.where(world.terminal, 0, action_value.max(1))
+    return action_value
+
+
+def _optimal_by_observation(world: World, gamma: float = 0.95) -> np.ndarray:
+    """The optimal Q averaged over each observation's states: f64 [O, A]."""
+    action_value = _optimal_action_value(world, gamma)
     table = np.zeros((world.num_observations, world.num_actions))
     for kind in range(world.num_observations):
         members = (world.observation == kind) & ~world.terminal

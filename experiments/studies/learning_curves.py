@@ -1,0 +1,221 @@
+"""Who learns fastest and best: 20 seeds of every estimator on frozen lakes, whole trainings compiled; and ablations.
+
+python -m experiments.studies.learning_curves
+python -m experiments.studies.learning_curves --no-ablations --lakes 4x4 --seeds 5
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jax
+import numpy as np
+import tyro
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from experiments.console import CONSOLE, run_command
+from experiments.studies.arms import ARMS, Arm, hierarchy_arm
+from experiments.studies.curve_statistics import Learned, Point, interquartile_mean
+from experiments.studies.learning_curves_report import report
+from experiments.studies.tabular import Training, train_many
+from experiments.studies.worlds import World, best_score, lake_world
+from hgpo_jax.config import GAEConfig
+from hgpo_jax.estimators.advantages import estimator_name
+
+LakeName = Literal["4x4", "8x8", "4x4-slippery", "8x8-slippery"]
+LAKES: tuple[LakeName, ...] = ("4x4", "8x8", "4x4-slippery", "8x8-slippery")
+
+LEARNERS: dict[str, Arm] = {
+    **{name: ARMS[name] for name in ("REINFORCE", "GRPO", "RLOO", "GiGPO")},
+    "HGPO K=0": hierarchy_arm(0),
+    **{name: ARMS[name] for name in ("HGPO K=0 + episode", "HGPO K=2", "HGPO K=4", "HGPO K=2 leave-one-out")},
+    **{name: ARMS[name] for name in ("shrinkage K=2", "shrinkage K=2 task root", "exact history")},
+    **{name: ARMS[name] for name in ("GRPO std", "GiGPO std", "HGPO K=2 std")},
+    "GAE": Arm(GAEConfig()),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LearningCurvesCommand:
+    """What is trained and where it is kept; the same command goes on where it was stopped."""
+
+    lakes: tuple[LakeName, ...] = LAKES
+    seeds: int = 20
+    horizon: int = 50
+    episodes: int = 64  # an iteration
+    group_size: int = 8
+    iterations: int | None = None  # 100 where moves are certain, 400 where they slip, if left out
+    learning_rates: tuple[float, ...] = (0.03, 0.1, 0.3)  # Adam's; each estimator is shown at its best, lake by lake
+    gamma: float = 0.95
+    ablations: bool = True
+    context_lengths: tuple[int, ...] = (0, 1, 2, 4)  # of HGPO, at the default alpha and group size
+    alphas: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0)
+    group_sizes: tuple[int, ...] = (2, 4, 8, 16)
+    seed: int = 0
+    directory: Path = Path("runs/learning_curves")
+
+
+def study(command: LearningCurvesCommand, arms: Mapping[str, Arm] | None = None) -> list[dict[str, Any]]:
+    """Train what is not there yet, then print, save and draw; ``arms`` of your own appear in every table.
+
+    Args:
+      command: what is trained, and where its runs/, table.csv, table.json and figures go.
+      arms: estimators by name; `LEARNERS` when left out. A function of your own is known by its name: delete its
+        files in runs/ when you have changed it.
+
+    Returns:
+      A row for each estimator on each lake, and on all together (``lake`` "all", where 1 is the best policy).
+
+    Raises:
+      ValueError: a setting out of range, a result in the folder that had other settings, an estimator's bad result.
+    """
+    arms = LEARNERS if arms is None else arms
+    if command.seeds < 2 or not command.lakes or not command.learning_rates or not arms:
+        raise ValueError(
+            f"nothing to compare: {command.seeds} seeds (2 or more are needed), {len(command.lakes)} lakes, "
+            f"{len(command.learning_rates)} learning rates, {len(arms)} estimators"
+        )
+    rivals = [Point(lake, name, arm, command.group_size) for lake in command.lakes for name, arm in arms.items()]
+    learned = _learn(rivals, command, "estimators")
+    axes: dict[str, dict[float, list[Learned]]] = {}
+    if command.ablations:
+        by_axis = ablation_points(command)
+        more = _learn(
+            [point for points in by_axis.values() for at in points.values() for point in at], command, "ablations"
+        )
+        axes = {
+            axis: {at: [more[point] for point in points] for at, points in values.items()}
+            for axis, values in by_axis.items()
+        }
+    settings = dataclasses.asdict(command) | {"directory": str(command.directory)}
+    return report(list(learned.values()), axes, settings, command.directory)
+
+
+def ablation_points(command: LearningCurvesCommand) -> dict[str, dict[float, list[Point]]]:
+    """HGPO K=2, alpha=1 at the command's group size, with one of the three changed: axis -> value -> lakes."""
+
+    def points(context_length: int = 2, alpha: float = 1.0, group_size: int = command.group_size) -> list[Point]:
+        arm = hierarchy_arm(context_length, alpha)
+        name = f"HGPO K={context_length}" + (f" α={alpha:g}" if alpha != 1 else "")
+        return [Point(lake, name, arm, group_size) for lake in command.lakes]
+
+    return {
+        "K": {k: points(context_length=k) for k in command.context_lengths},
+        "alpha": {alpha: points(alpha=alpha) for alpha in command.alphas},
+        "group size": {size: points(group_size=size) for size in command.group_sizes},
+    }
+
+
+def _learn(points: Sequence[Point], command: LearningCurvesCommand, what: str) -> dict[Point, Learned]:
+    """What became of every point; those that are in the folder are not trained again."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    todo = list(dict.fromkeys(points))
+    learned: dict[Point, Learned] = {}
+    with Progress(*columns, console=CONSOLE) as progress:
+        bar = progress.add_task("", total=len(todo))
+        for point in todo:
+            progress.update(bar, description=f"{what}: {point.lake}, {point.name}, groups of {point.group_size}")
+            learned[point] = _finish(point, command)
+            progress.advance(bar)
+    seconds = sum(one.seconds for one in learned.values())
+    CONSOLE.print(f"{what}: {len(todo)} points, trained in {seconds:.0f} s", highlight=False)
+    return learned
+
+
+def _finish(point: Point, command: LearningCurvesCommand) -> Learned:
+    slippery = point.lake.endswith("slippery")
+    # Where moves are certain the policy sees the tiles around its last three cells; on slippery ice it sees its cell.
+    world = lake_world(
+        horizon=command.horizon,
+        size=int(point.lake[0]),
+        slippery=slippery,
+        view="cell" if slippery else "neighbours",
+    )
+    training = Training(
+        group_size=point.group_size,
+        episodes=command.episodes,
+        iterations=command.iterations or (400 if slippery else 100),
+        memory_length=0 if slippery else 2,
+        gamma=command.gamma,
+    )
+    settings = {
+        "estimator": estimator_name(point.arm.estimator),
+        "rows": list(point.arm.rows),
+        "world": world.name,
+        "learning_rates": list(command.learning_rates),
+        "seeds": command.seeds,
+        "seed": command.seed,
+    } | dataclasses.asdict(training)
+    path = command.directory / "runs" / re.sub(r"[^\w=+.-]+", "_", f"{point.lake}_{point.name}_g{point.group_size}.npz")
+    if path.exists():
+        success, seconds = _read(path, settings)
+    else:
+        start = time.perf_counter()
+        success = _train(point, world, training, command)
+        seconds = time.perf_counter() - start
+        _write(path, settings, success, seconds)
+    # The rate that is best over the whole training; the middle half of the seeds decides.
+    rate = int(np.argmax([interquartile_mean([runs.mean(1)]).value for runs in success]))
+    best = best_score(world) / float(world.reward.max())
+    return Learned(point, command.learning_rates[rate], success[rate], best, command.episodes, seconds)
+
+
+def _train(point: Point, world: World, training: Training, command: LearningCurvesCommand) -> np.ndarray:
+    try:
+        curves = train_many(
+            world,
+            point.arm,
+            training,
+            seeds=command.seeds,
+            learning_rates=command.learning_rates,
+            seed=command.seed,
+        )
+    except ValueError as error:
+        raise ValueError(f'estimator "{point.name}", lake {point.lake}: {error}') from error
+    return np.asarray(curves.success)
+
+
+def _read(path: Path, settings: dict[str, Any]) -> tuple[np.ndarray, float]:
+    with np.load(path) as file:
+        before = json.loads(str(file["settings"]))
+        success, seconds = file["success"], float(file["seconds"])
+    changed = [
+        f"{name} = {before.get(name)}, not {value}" for name, value in settings.items() if before.get(name) != value
+    ]
+    if changed:
+        raise ValueError(
+            f"{path} was trained with {'; '.join(changed)}: choose another --directory, or delete the file to train "
+            "it anew"
+        )
+    return success, seconds
+
+
+def _write(path: Path, settings: dict[str, Any], success: np.ndarray, seconds: float) -> None:
+    """Whoever is killed meanwhile leaves no half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".partial")
+    with open(beside, "wb") as file:
+        np.savez_compressed(file, settings=json.dumps(settings), success=success, seconds=seconds)
+    beside.replace(path)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+    if jax.config.values["jax_num_cpu_devices"] < 0:
+        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)  # runs are split over devices
+
+    def run(command: Annotated[LearningCurvesCommand, tyro.conf.arg(name="")]) -> None:
+        study(command)
+
+    run_command(run, argv, __doc__)
+
+
+if __name__ == "__main__":
+    main()
