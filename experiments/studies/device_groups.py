@@ -73,8 +73,9 @@ def history_ids(state_TE: Array, action_TE: Array, valid_TE: Array, *, group_siz
     # The first episode with a history stands for it.
     first_TE = same_TGMM.argmax(-1).reshape(horizon, episodes)
     shared_N = (same_TGMM.sum(-1) >= 2).ravel()
-    base_TE = jnp.arange(horizon)[:, None] * episodes + jnp.arange(episodes) // group_size * group_size
-    return _compact((base_TE + first_TE).ravel(), shared_N)
+    place_TE = jnp.arange(horizon * episodes).reshape(horizon, episodes)
+    # Rows are whole numbers of prompt groups, so that the group's first episode is found from the place alone.
+    return _compact((place_TE // group_size * group_size + first_TE).ravel(), shared_N)
 
 
 def shared_ids(key_N: Array, known_N: Array, *, bound: int) -> jax.Array:

@@ -73,8 +73,8 @@ class Curves(NamedTuple):
 class Learner(NamedTuple):
     """What an iteration changes."""
 
-    logits: jax.Array  # f32 [D, A]
-    value: jax.Array  # f32 [D]
+    logits: jax.Array  # f32 [D, A], a row for each memory of `worlds.Policy`
+    value: jax.Array  # f32 [D], 0 without a critic
     moments: optax.OptState
 
 
@@ -167,7 +167,9 @@ def signals_on_device(
     )
 
 
-def make_training(world: World, arm: Arm, settings: Training) -> Callable[[jax.Array, jax.Array], Curves]:
+def make_training(
+    world: World, arm: Arm, settings: Training
+) -> Callable[[jax.Array, jax.Array], tuple[Learner, Curves]]:
     """A whole run as one pure function of its key and learning rate.
 
     Each iteration plays ``episodes`` episodes of the policy, asks the estimator for the advantages of all steps, and
@@ -184,7 +186,7 @@ def make_training(world: World, arm: Arm, settings: Training) -> Callable[[jax.A
       settings: all else.
 
     Returns:
-      ``run(key, learning_rate) -> Curves`` [iterations].
+      ``run(key, learning_rate)`` -> what it ends with, and its curves [iterations].
 
     Raises:
       ValueError: more memories than a table should hold; when called, an estimator's result of a wrong shape.
@@ -232,11 +234,11 @@ def make_training(world: World, arm: Arm, settings: Training) -> Callable[[jax.A
         assert isinstance(step, jax.Array)
         return Learner(learner.logits + learning_rate * step, value, moments), curves
 
-    def run(key: jax.Array, learning_rate: jax.Array) -> Curves:
+    def run(key: jax.Array, learning_rate: jax.Array) -> tuple[Learner, Curves]:
         logits = jnp.zeros(policy.probability.shape)
         start = Learner(logits, jnp.zeros(len(logits)), adam.init(logits))
         keys = jax.random.split(key, settings.iterations)
-        return jax.lax.scan(lambda learner, key: iterate(learner, key, learning_rate), start, keys)[1]
+        return jax.lax.scan(lambda learner, key: iterate(learner, key, learning_rate), start, keys)
 
     return run
 
@@ -266,7 +268,8 @@ def train_many(
     runs = len(rates_R)
     devices = max(d for d in range(1, jax.device_count() + 1) if runs % d == 0)
     mesh = Mesh(np.array(jax.devices()[:devices]), ("runs",))
-    many = jax.vmap(make_training(world, arm, settings))
+    train = make_training(world, arm, settings)
+    many = jax.vmap(lambda key, rate: train(key, rate)[1])
     spec = PartitionSpec("runs")
     split = jax.shard_map(many, mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False)
     curves = jax.tree.map(np.asarray, jax.jit(split)(keys_R, rates_R))

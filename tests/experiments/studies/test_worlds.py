@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from small_worlds import two_doors
 
-from experiments.studies.worlds import Policy, World, graph_world, lake_world, random_policy
+from experiments.studies.worlds import (
+    Policy,
+    World,
+    best_score,
+    graph_world,
+    lake_world,
+    random_policy,
+    uniform_policy,
+)
 
 
 @pytest.mark.parametrize("aliasing", [1, 2, 4])
@@ -56,6 +64,30 @@ def test_skill_makes_a_better_policy_and_memory_a_table() -> None:
     assert random_policy(world, 2, seed=0, actions=False).probability.shape == (13**2 * 12, 4)
 
 
+def test_a_lake_may_show_the_cell() -> None:
+    world = lake_world(view="cell", size=8, slippery=True)
+    assert world.observation.tolist() == list(range(64))
+    assert "cell seen" in world.name
+    assert world.transition.sum() == lake_world(size=8, slippery=True).transition.sum()
+
+
+def test_the_best_score() -> None:
+    """Door 0 and lever 0 pay 8. The goal of FrozenLake 4x4 is six moves away; where moves slip, even the best policy
+    falls into a hole in three of 17 episodes."""
+    assert best_score(two_doors()) == 8
+    assert [best_score(lake_world(horizon=horizon)) for horizon in (5, 6, 50)] == [0, 10, 10]
+    slippery = [best_score(lake_world(horizon=horizon, slippery=True)) for horizon in (6, 20, 50, 1000)]
+    assert slippery == sorted(slippery)
+    assert slippery[-1] == pytest.approx(10 * 14 / 17, abs=0.01)
+
+
+def test_a_policy_to_start_from_knows_nothing() -> None:
+    policy = uniform_policy(lake_world(), 1, actions=False)
+    assert policy.probability.shape == (13 * 12, 4)
+    assert (policy.probability == 0.25).all()
+    assert policy.base == 13
+
+
 def test_bad_input_is_named() -> None:
     world = two_doors()
     with pytest.raises(ValueError, match=r"World.initial has shape \(2,\), expected \(4,\)"):
@@ -66,7 +98,11 @@ def test_bad_input_is_named() -> None:
         graph_world(width=4, aliasing=5)
     with pytest.raises(ValueError, match="shorten the memory"):
         random_policy(world, 20, seed=0)
-    with pytest.raises(ValueError, match="temperature above 0"):
+    with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
         random_policy(world, 0, seed=0, temperature=0)
+    with pytest.raises(ValueError, match="memory_length must be 0 or more, got -1"):
+        uniform_policy(world, -1)
     with pytest.raises(ValueError, match="size 4 or 8"):
         lake_world(size=5)
+    with pytest.raises(ValueError, match='"neighbours" or the "cell", not \'map\''):
+        lake_world(view="map")  # pyright: ignore[reportArgumentType]
