@@ -15,7 +15,7 @@ LEVEL = 0.95
 RESAMPLES = 2000
 MEASURES = {
     "over training": "mean over all iterations",
-    "at the end": "mean over the last tenth of the iterations",
+    "at the end": "mean over the last tenth of them",
 }
 
 

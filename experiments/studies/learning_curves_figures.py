@@ -79,7 +79,7 @@ def _intervals(by_arm: Mapping[str, Sequence[Learned]]) -> Figure:
         for measure in MEASURES
     }
     names = sorted(by_arm, key=lambda name: -found["over training"][name].value)
-    figure = Figure(figsize=(9, 0.28 * len(names) + 1.5), layout="constrained")
+    figure = Figure(figsize=(10, 0.28 * len(names) + 1.5), layout="constrained")
     for panel, (measure, told) in zip(figure.subplots(1, 2, sharey=True), MEASURES.items(), strict=True):
         for place, name in enumerate(names):
             value, low, high = found[measure][name]
@@ -87,9 +87,10 @@ def _intervals(by_arm: Mapping[str, Sequence[Learned]]) -> Figure:
             colour = {"HGPO": "C1", "shri": "C2", "GAE": "C3"}.get(name[:4].strip(), "C0")
             panel.errorbar(value, place, xerr=bars, fmt="o", color=colour, capsize=2)
         panel.set_yticks(range(len(names)), names)
-        panel.set(xlabel=f"success, {told}\n({UNIT}; all lakes, interquartile mean, 95 %)")
+        panel.set(xlabel=f"success ({UNIT}), {told}")
         panel.grid(alpha=0.3)
     figure.axes[0].invert_yaxis()
+    figure.suptitle("All lakes: interquartile mean over lakes and seeds, 95 % interval", fontsize="medium")
     return figure
 
 

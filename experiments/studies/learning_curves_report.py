@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from experiments.console import CONSOLE
@@ -86,33 +87,35 @@ def _lake_table(rows: Sequence[Row], lake: str) -> Table:
 
 def _wins_table(rows: Sequence[Row], won: Mapping[str, Mapping[tuple[str, str], Interval]]) -> Table:
     """Wins and losses: rivals over which P(better) has an interval above or below 1/2."""
-    columns = [column for measure in MEASURES for column in (measure, "wins", "losses")]
-    table = _table(
-        "all lakes; 1 = the best policy; wins and losses against the other estimators", "estimator", *columns
-    )
+    columns = [column for measure in MEASURES for column in (measure, "W-L")]
+    table = _table("all lakes, 1 = best policy; W-L: wins and losses against the others", "estimator", *columns)
     for row in sorted(rows, key=lambda row: -row["over training"]):
         cells = []
         for measure, of in won.items():
             mine = [told for (name, _), told in of.items() if name == row["estimator"]]
-            ups, downs = sum(told.low > 0.5 for told in mine), sum(told.high < 0.5 for told in mine)
-            half = (row[f"{measure}_high"] - row[f"{measure}_low"]) / 2
-            cells += [f"{row[measure]:.3f} ± {half:.3f}", str(ups), str(downs)]
+            wins, losses = sum(told.low > 0.5 for told in mine), sum(told.high < 0.5 for told in mine)
+            cells += [_near(row, measure), f"{wins}-{losses}"]
         table.add_row(row["estimator"], *cells)
     return table
 
 
+def _near(row: Row, measure: str) -> str:
+    return f"{row[measure]:.3f} ± {(row[f'{measure}_high'] - row[f'{measure}_low']) / 2:.3f}"
+
+
 def _ablation_table(axis: str, values: Mapping[float, Sequence[Learned]]) -> Table:
     lakes = [one.point.lake for one in next(iter(values.values()))]
-    table = _table(f"HGPO, {axis} alone changed: success over training", axis, *lakes, "all, 1 = best policy")
+    title = f"HGPO, {axis} alone changed: success over training (all lakes: 1 = best policy)"
+    table = _table(title, axis, *lakes, "all lakes")
     for at, runs in values.items():
-        cells = [_row([one], "", one.point.lake, normalised=False) for one in runs]
-        cells.append(_row(runs, "", "all", normalised=True))
-        table.add_row(f"{at:g}", *(_told(cell, "over training") for cell in cells))
+        cells = [f"{_row([one], '', one.point.lake, normalised=False)['over training']:.3f}" for one in runs]
+        cells.append(_near(_row(runs, "", "all", normalised=True), "over training"))
+        table.add_row(f"{at:g}", *cells)
     return table
 
 
 def _table(title: str, first: str, *others: str) -> Table:
-    table = Table(title=title)
+    table = Table(title=title, box=SIMPLE)
     table.add_column(first, no_wrap=True)
     for name in others:
         table.add_column(name, justify="right")

@@ -276,7 +276,7 @@ def train_many(
     bad = curves.not_finite
     if bad.any():
         first = int(bad.any(0).argmax())
-        run = int(bad[:, first].argmax())
+        run = int((bad[:, first] > 0).argmax())
         raise ValueError(
             f"{estimator_name(arm.estimator)} gave {bad[run, first]} advantages that are not finite in "
             f"iteration {first} of run {run % seeds}, learning rate {learning_rates[run // seeds]:g}: look for a "

@@ -35,9 +35,9 @@ class Played(NamedTuple):
 @pytest.fixture(scope="module")
 def played() -> Played:
     """24 episodes on a lake, some of which end early, on the device and as the host reads them."""
-    world = lake_world(horizon=9, slippery=True)
+    world = lake_world(horizon=9, slippery=True, reward_std=1.0)
     policy = random_policy(world, 1, seed=0, skill=1.0, actions=False)
-    episodes = jax.tree.map(np.asarray, play(world, policy, np.log(policy.probability), 24, jax.random.key(0)))
+    episodes = jax.tree.map(np.asarray, play(world, policy, jnp.log(policy.probability), 24, jax.random.key(0)))
     horizon, count = episodes.valid.shape
     order = np.array([t * count + e for e in range(count) for t in range(horizon) if episodes.valid[t, e]])
     step, episode = np.divmod(order, count)
@@ -59,8 +59,9 @@ def played() -> Played:
 
 
 def on_device(played: Played, arm: Arm) -> StepSignals:
-    settings = {"gamma": GAMMA, "num_observations": played.world.num_observations, "value_D": played.value}
-    return jax.jit(functools.partial(signals_on_device, arm=arm, group_size=GROUP, **settings))(played.episodes)
+    settings = {"gamma": GAMMA, "num_observations": played.world.num_observations, "value_D": jnp.asarray(played.value)}
+    signals = jax.jit(functools.partial(signals_on_device, arm=arm, group_size=GROUP, **settings))
+    return jax.tree.map(np.asarray, signals(jax.tree.map(jnp.asarray, played.episodes)))
 
 
 def test_episodes_follow_the_world(played: Played) -> None:
@@ -79,7 +80,7 @@ def test_episodes_follow_the_world(played: Played) -> None:
                 assert rows.next_memory[t, e] == rows.memory[t + 1, e]
             here = (world.observation == observation) & ~world.terminal
             assert world.transition[here][:, action][:, world.observation == policy_sees(rows, t, e, world)].any()
-    assert set(np.unique(rows.reward)) <= {0, 10}
+    assert np.abs(rows.reward[rows.valid]).min() > 0  # the noise
     assert (rows.reward[~rows.valid] == 0).all()
     assert not (rows.valid[1:] & ~rows.valid[:-1]).any()
 
@@ -92,7 +93,7 @@ def test_play_is_as_the_worlds_probabilities_say() -> None:
     """On slippery ice the first move down from the corner goes left (stays), down or right, a third each."""
     world = lake_world(horizon=2, slippery=True, view="cell")
     policy = uniform_policy(world, 0)
-    down = jnp.where(jnp.arange(4) == 1, 0.0, -jnp.inf) + jnp.zeros((16, 4))
+    down = jnp.tile(jnp.where(jnp.arange(4) == 1, 0.0, -jnp.inf), (16, 1))
     episodes = play(world, policy, down, 3000, jax.random.key(1))
     share = np.bincount(np.asarray(episodes.observation[1]), minlength=16) / 3000
     np.testing.assert_allclose(share[[0, 1, 4]], 1 / 3, atol=0.03)
@@ -133,7 +134,7 @@ def test_a_critics_advantages_are_the_recursions(played: Played) -> None:
 
 def test_the_first_step_is_adams_up_the_policy_gradient() -> None:
     """logits = rate g / (|g| + 1e-8), with g = mean over steps of A (1{a = b} - 1/4) on the row of the memory."""
-    world, rate = lake_world(horizon=8), 0.25
+    world, rate = lake_world(horizon=8, reward_std=1.0), 0.25
     key = jax.random.key(3)
     learner, _ = jax.jit(make_training(world, REINFORCE, Training(4, 64, 1, 1, GAMMA)))(key, rate)
     policy = uniform_policy(world, 1, actions=False)
@@ -173,7 +174,8 @@ def test_two_doors_are_learned(name: str) -> None:
     assert (curves.score[..., -20:].mean(-1) > 7.5).sum() >= 3  # one run may settle behind the other door
     assert (curves.entropy[..., -1] < 0.2).all()
     assert (curves.success <= 1).all()
-    assert (curves.no_signal[..., -1] > curves.no_signal[..., 0]).any() or name == "GAE"
+    # A batch whose episodes are all alike tells those nothing who compare like with like.
+    assert (curves.no_signal[..., -1] > curves.no_signal[..., 0]).any() == (name not in ("REINFORCE", "GAE"))
 
 
 def test_a_bonus_keeps_the_policy_open() -> None:
