@@ -85,7 +85,7 @@ def test_episodes_follow_the_world(played: Played) -> None:
     assert not (rows.valid[1:] & ~rows.valid[:-1]).any()
 
 
-def policy_sees(rows: Episodes, t: int, e: int, world: World) -> int:
+def policy_sees(rows: Episodes, t: np.intp, e: int, world: World) -> int:
     return int(rows.next_memory[t, e]) % world.num_observations
 
 
