@@ -8,28 +8,28 @@ of three learning rates. Where moves are certain the policy sees the tiles aroun
 where they slip it sees its cell (400). On two cores the 16 estimators, 3 rates and 20 seeds on four lakes took 9 min
 20 s, the ablations 4 min 35 s more.
 
-Success, interquartile mean over 20 seeds [95 %, bootstrap]: over training where moves are certain (at the end all but
-exact history reach 1.000), and over training where they slip; for all lakes 1 is the best policy, and W-L counts rivals
-over which P(more success with the same seed) has its interval above or below 1/2:
+Success over training, interquartile mean over 20 seeds ± half of the 95 % bootstrap interval (where moves are certain
+all reach 1.000 at the end, exact history on 8x8 excepted); for all lakes 1 is the best policy, and W-L counts rivals over
+which P(more success with the same seed) has its interval above or below 1/2:
 
 | | 4x4 | 8x8 | 4x4-slippery | 8x8-slippery | all lakes | W-L |
 |---|---|---|---|---|---|---|
-| GAE, critic trained | 0.923 [.908, .930] | 0.780 [.712, .828] | 0.422 [.406, .432] | 0.134 [.126, .141] | 0.767 ± 0.024 | 15-0 |
-| GiGPO | 0.918 [.904, .924] | 0.774 [.700, .821] | 0.407 [.369, .427] | 0.035 [.024, .047] | 0.731 ± 0.032 | 8-1 |
-| GiGPO std | 0.920 [.906, .925] | 0.776 [.701, .824] | 0.398 [.379, .411] | 0.029 [.020, .042] | 0.727 ± 0.029 | 8-1 |
-| RLOO | 0.919 [.906, .925] | 0.774 [.698, .821] | 0.392 [.367, .412] | 0.036 [.024, .049] | 0.725 ± 0.029 | 7-1 |
-| HGPO K=0 + episode | 0.919 [.905, .925] | 0.775 [.700, .822] | 0.402 [.372, .413] | 0.036 [.023, .048] | 0.724 ± 0.033 | 9-1 |
-| GRPO | 0.916 [.903, .922] | 0.769 [.696, .816] | 0.394 [.360, .418] | 0.027 [.020, .035] | 0.718 ± 0.033 | 7-4 |
-| REINFORCE | 0.921 [.907, .928] | 0.774 [.698, .821] | 0.382 [.359, .400] | 0.042 [.031, .056] | 0.713 ± 0.031 | 8-1 |
-| GRPO std | 0.917 [.904, .923] | 0.768 [.694, .815] | 0.387 [.358, .406] | 0.039 [.027, .051] | 0.712 ± 0.031 | 7-3 |
-| shrinkage K=2, task root | 0.920 [.906, .927] | 0.767 [.693, .814] | 0.381 [.349, .403] | 0.028 [.021, .035] | 0.704 ± 0.034 | 7-1 |
-| HGPO K=0 | 0.901 [.889, .909] | 0.698 [.620, .766] | 0.367 [.338, .386] | 0.018 [.012, .027] | 0.670 ± 0.034 | 5-9 |
-| shrinkage K=2 | 0.900 [.886, .909] | 0.701 [.623, .776] | 0.363 [.337, .388] | 0.020 [.013, .030] | 0.668 ± 0.039 | 4-9 |
-| HGPO K=2 | 0.899 [.887, .906] | 0.688 [.619, .755] | 0.345 [.316, .369] | 0.012 [.009, .017] | 0.653 ± 0.033 | 3-11 |
-| HGPO K=4 | 0.896 [.885, .904] | 0.686 [.627, .738] | 0.347 [.312, .377] | 0.011 [.007, .017] | 0.644 ± 0.036 | 1-13 |
-| HGPO K=2 leave-one-out | 0.899 [.887, .906] | 0.689 [.621, .755] | 0.343 [.296, .375] | 0.016 [.010, .025] | 0.638 ± 0.040 | 2-10 |
-| HGPO K=2 std | 0.896 [.883, .905] | 0.690 [.623, .761] | 0.287 [.251, .316] | 0.007 [.004, .011] | 0.595 ± 0.038 | 1-12 |
-| exact history | 0.734 [.670, .763] | 0.001 [.001, .002] | 0.039 [.027, .057] | 0.001 [.001, .001] | 0.052 ± 0.023 | 0-15 |
+| GAE, critic trained | 0.923 ± 0.011 | 0.780 ± 0.058 | 0.422 ± 0.013 | 0.134 ± 0.008 | 0.767 ± 0.024 | 15-0 |
+| GiGPO | 0.918 ± 0.010 | 0.774 ± 0.061 | 0.407 ± 0.029 | 0.035 ± 0.012 | 0.731 ± 0.032 | 8-1 |
+| GiGPO std | 0.920 ± 0.010 | 0.776 ± 0.062 | 0.398 ± 0.016 | 0.029 ± 0.011 | 0.727 ± 0.029 | 8-1 |
+| RLOO | 0.919 ± 0.010 | 0.774 ± 0.062 | 0.392 ± 0.023 | 0.036 ± 0.013 | 0.725 ± 0.029 | 7-1 |
+| HGPO K=0 + episode | 0.919 ± 0.010 | 0.775 ± 0.061 | 0.402 ± 0.021 | 0.036 ± 0.013 | 0.724 ± 0.033 | 9-1 |
+| GRPO | 0.916 ± 0.010 | 0.769 ± 0.060 | 0.394 ± 0.029 | 0.027 ± 0.008 | 0.718 ± 0.033 | 7-4 |
+| REINFORCE | 0.921 ± 0.011 | 0.774 ± 0.062 | 0.382 ± 0.021 | 0.042 ± 0.013 | 0.713 ± 0.031 | 8-1 |
+| GRPO std | 0.917 ± 0.010 | 0.768 ± 0.061 | 0.387 ± 0.024 | 0.039 ± 0.012 | 0.712 ± 0.031 | 7-3 |
+| shrinkage K=2, task root | 0.920 ± 0.011 | 0.767 ± 0.061 | 0.381 ± 0.027 | 0.028 ± 0.007 | 0.704 ± 0.034 | 7-1 |
+| HGPO K=0 | 0.901 ± 0.010 | 0.698 ± 0.073 | 0.367 ± 0.024 | 0.018 ± 0.008 | 0.670 ± 0.034 | 5-9 |
+| shrinkage K=2 | 0.900 ± 0.012 | 0.701 ± 0.077 | 0.363 ± 0.026 | 0.020 ± 0.009 | 0.668 ± 0.039 | 4-9 |
+| HGPO K=2 | 0.899 ± 0.010 | 0.688 ± 0.068 | 0.345 ± 0.027 | 0.012 ± 0.004 | 0.653 ± 0.033 | 3-11 |
+| HGPO K=4 | 0.896 ± 0.010 | 0.686 ± 0.056 | 0.347 ± 0.033 | 0.011 ± 0.005 | 0.644 ± 0.036 | 1-13 |
+| HGPO K=2 leave-one-out | 0.899 ± 0.010 | 0.689 ± 0.067 | 0.343 ± 0.040 | 0.016 ± 0.008 | 0.638 ± 0.040 | 2-10 |
+| HGPO K=2 std | 0.896 ± 0.011 | 0.690 ± 0.069 | 0.287 ± 0.033 | 0.007 ± 0.004 | 0.595 ± 0.038 | 1-12 |
+| exact history | 0.734 ± 0.047 | 0.001 ± 0.001 | 0.039 ± 0.015 | 0.001 ± 0.000 | 0.052 ± 0.023 | 0-15 |
 
 - *Three layers.* A trained critic beats all others. Next come those that also compare whole episodes or all steps of a
   task; then those that compare only steps with the same state or a longer context. Groups of exact histories hardly
@@ -37,9 +37,9 @@ over which P(more success with the same seed) has its interval above or below 1/
 - *GiGPO, HGPO K=0 and HGPO K=0 with the episode are three things*: 0.731, 0.670, 0.724. The episode is what K=0 lacks.
 - *Finer levels slow learning here.* HGPO K=2 loses to K=0, P = 0.31, interval below 1/2. Where the cell is seen a
   history tells nothing, so this is cost without gain; but with aliased views no K is ahead either.
-- *Ablations* of HGPO K=2, success over training on all lakes: K = 0, 1, 2, 4: 0.670, 0.640, 0.653, 0.644 (± 0.04); alpha
-  = 0, 0.5, 1, 2: 0.625, 0.636, 0.653, 0.622 (± 0.04); group size 2, 4, 8, 16: 0.467, 0.567, 0.653, 0.672 (± 0.04). The
-  group size matters; K and alpha hardly do.
+- *Ablations* of HGPO K=2, success over training on all lakes: K = 0, 1, 2, 4: 0.670, 0.640, 0.653, 0.644 (± 0.04);
+  alpha = 0, 0.5, 1, 2: 0.625, 0.636, 0.653, 0.622 (± 0.04); group size 2, 4, 8, 16: 0.467, 0.567, 0.653, 0.672 (± 0.04).
+  The group size matters; K and alpha hardly do.
 - *Weights*: shrinkage with the task as root beats HGPO K=2 in success (P = 0.89) but has the larger error in
   `bias_variance`. None wins in both, so the default stays.
 
