@@ -9,8 +9,8 @@ where they slip it sees its cell (400). On two cores the 16 estimators, 3 rates 
 20 s, the ablations 4 min 35 s more.
 
 Success over training, interquartile mean over 20 seeds ± half of the 95 % bootstrap interval (where moves are certain
-all reach 1.000 at the end, exact history on 8x8 excepted); for all lakes 1 is the best policy, and W-L counts rivals over
-which P(more success with the same seed) has its interval above or below 1/2:
+all reach 1.000 at the end, exact history on 8x8 excepted); for all lakes 1 is the best policy, and W-L counts rivals
+over which P(more success with the same seed) has its interval above or below 1/2:
 
 | | 4x4 | 8x8 | 4x4-slippery | 8x8-slippery | all lakes | W-L |
 |---|---|---|---|---|---|---|
@@ -38,8 +38,8 @@ which P(more success with the same seed) has its interval above or below 1/2:
 - *Finer levels slow learning here.* HGPO K=2 loses to K=0, P = 0.31, interval below 1/2. Where the cell is seen a
   history tells nothing, so this is cost without gain; but with aliased views no K is ahead either.
 - *Ablations* of HGPO K=2, success over training on all lakes: K = 0, 1, 2, 4: 0.670, 0.640, 0.653, 0.644 (± 0.04);
-  alpha = 0, 0.5, 1, 2: 0.625, 0.636, 0.653, 0.622 (± 0.04); group size 2, 4, 8, 16: 0.467, 0.567, 0.653, 0.672 (± 0.04).
-  The group size matters; K and alpha hardly do.
+  alpha = 0, 0.5, 1, 2: 0.625, 0.636, 0.653, 0.622 (± 0.04); group size 2, 4, 8, 16: 0.467, 0.567, 0.653, 0.672
+  (all ± 0.04). The group size matters; K and alpha hardly do.
 - *Weights*: shrinkage with the task as root beats HGPO K=2 in success (P = 0.89) but has the larger error in
   `bias_variance`. None wins in both, so the default stays.
 
