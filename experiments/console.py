@@ -75,6 +75,13 @@ def stop_requests() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
+def counting_progress() -> Progress:
+    """A bar with a description, how many of all are done, and the time since it began."""
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=CONSOLE
+    )
+
+
 @contextlib.contextmanager
 def progress_bar(run: RunConfig, done: int) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A function that moves the bar on by one iteration's record."""

@@ -77,10 +77,9 @@ from typing import Annotated, Any
 
 import numpy as np
 import tyro
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from experiments.console import CONSOLE, run_command
+from experiments.console import CONSOLE, counting_progress, run_command
 from experiments.records import replace_text
 from experiments.studies.arms import ARMS, Arm, critic_arms
 from experiments.studies.bias_variance_figures import draw
@@ -167,8 +166,7 @@ def study(command: BiasVarianceCommand, arms: Mapping[str, Arm] | None = None) -
         raise ValueError("no estimators: give study at least one arm")
     todo = points(command)
     rows: list[Row] = []
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=CONSOLE) as progress:
+    with counting_progress() as progress:
         bar = progress.add_task("", total=sum(len(point.settings) for point in todo))
         for point in todo:
             progress.update(bar, description=f"{point.axis} {point.at:g}")

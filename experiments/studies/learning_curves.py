@@ -61,9 +61,8 @@ from typing import Annotated, Any, Literal
 import jax
 import numpy as np
 import tyro
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from experiments.console import CONSOLE, run_command
+from experiments.console import CONSOLE, counting_progress, run_command
 from experiments.studies.arms import ARMS, Arm, hierarchy_arm
 from experiments.studies.curve_statistics import Learned, Point, interquartile_mean
 from experiments.studies.learning_curves_report import report
@@ -158,10 +157,9 @@ def ablation_points(command: LearningCurvesCommand) -> dict[str, dict[float, lis
 
 def _learn(points: Sequence[Point], command: LearningCurvesCommand, what: str) -> dict[Point, Learned]:
     """What became of every point; those that are in the folder are not trained again."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     todo = list(dict.fromkeys(points))
     learned: dict[Point, Learned] = {}
-    with Progress(*columns, console=CONSOLE) as progress:
+    with counting_progress() as progress:
         bar = progress.add_task("", total=len(todo))
         for point in todo:
             progress.update(bar, description=f"{what}: {point.lake}, {point.name}, groups of {point.group_size}")
