@@ -214,7 +214,7 @@ def test_bad_estimators_are_named() -> None:
 
 
 def test_an_estimator_that_fails_late_is_found_where_it_does() -> None:
-    """Neither in the first iteration nor at the rate that learns nothing: only a policy that has learned sets it off."""
+    """Neither in the first iteration nor at the rate that learns nothing: it takes a policy that has learned."""
 
     def sharp(signals: StepSignals) -> jax.Array:
         returns = jnp.asarray(signals.step_return)
