@@ -17,15 +17,15 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from experiments.configs import RunConfig
 from hgpo_jax import adapters
-from hgpo_jax.config import EstimatorConfig, GiGPOConfig, GRPOConfig, HGPOConfig, MeshConfig, ShrinkageConfig
+from hgpo_jax.config import GiGPOConfig, GRPOConfig, HGPOConfig, MeshConfig, ShrinkageConfig
 from hgpo_jax.estimators import (
     context_diagnostics,
     context_sums,
-    grouping_for,
     make_estimator,
     similar_states,
     step_signals,
 )
+from hgpo_jax.estimators.advantages import Estimator
 from hgpo_jax.estimators.shaping import overlong_penalties
 from hgpo_jax.learner.checkpoint import Checkpoints
 from hgpo_jax.learner.packing import Share, pack_steps, with_logprobs, without_steps
@@ -60,6 +60,7 @@ def signals_of(config: RunConfig, batch: Trajectories, state_keys: np.ndarray | 
         estimator=config.estimator_config,
         gamma=returns.gamma,
         invalid_action_penalty=returns.invalid_action_penalty,
+        grouping=config.grouping,
         value=batch.value,
         next_value=batch.next_value,
     )
@@ -83,7 +84,7 @@ def context_metrics(
 
     K is the estimator's, or that of the prompt's memory where the estimator compares states alone.
     """
-    depth = grouping_for(config.estimator_config).context_length or config.rollout.history_length
+    depth = config.grouping.context_length or config.rollout.history_length
     if not depth:
         return {}
     sums = context_sums(
@@ -92,7 +93,7 @@ def context_metrics(
     return {f"context/{name}": value for name, value in context_diagnostics(gather(sums).sum(0)).items()}
 
 
-def level_names(estimator: EstimatorConfig) -> list[str]:
+def level_names(estimator: Estimator) -> list[str]:
     """What each row of the estimator's per-level diagnostics is about."""
     match estimator:
         case HGPOConfig() | ShrinkageConfig():
@@ -310,7 +311,7 @@ class Learner:
         Raises:
           FloatingPointError: a log-probability, return or gradient is not finite; names the step.
         """
-        if self.config.estimator == "gae" and batch.value is None:
+        if self.config.reads_values and batch.value is None:
             batch = self.with_values(batch)
         state_keys = state_keys_of(self.config, batch)
         signals = signals_of(self.config, batch, state_keys)
@@ -318,7 +319,9 @@ class Learner:
         if self.config.learner.old_logprob == "recompute":
             packed = with_logprobs(packed, old=self._logprobs(self.state.params, packed))
         self.state, metrics = self._update(self.state, packed)
-        metrics = jax.device_get(metrics)
+        # Per-step arrays stay out of the log: baselines [L, N] are for the laboratory.
+        per_step = packed.steps.valid.shape
+        metrics = jax.device_get({k: v for k, v in metrics.items() if v.ndim < 2 and v.shape != per_step})
         if metrics["nonfinite_step"] >= 0:
             process, i = divmod(int(metrics["nonfinite_step"]), packed.steps.valid.shape[0] // jax.process_count())
             where = f"step {i} of process {process}"

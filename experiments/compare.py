@@ -55,7 +55,7 @@ class CompareCommand:
 
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
     sft: SFTConfig = SFTConfig()
-    estimators: tuple[EstimatorName, ...] = ("hgpo", "gigpo", "grpo")  # in place of --estimator
+    estimators: tuple[EstimatorName | str, ...] = ("hgpo", "gigpo", "grpo")  # in place of --estimator
     seeds: int = 3  # runs of each estimator, with the seeds 0, 1, .. in place of --seed
     directory: Path | None = None  # runs/compare-<env> when left out
 
@@ -79,7 +79,7 @@ def compare(command: CompareCommand) -> dict[str, dict[str, Figures]]:
     for seed in range(command.seeds):
         for estimator in dict.fromkeys(command.estimators):
             run = dataclasses.replace(base, estimator=estimator, seed=seed)
-            if not _finish_run(run, where / f"{estimator}-seed{seed}"):
+            if not _finish_run(run, _folder(where, estimator, seed)):
                 CONSOLE.print("Stopped: the same command goes on from here.")
                 return _report(command, where)
     return _report(command, where)
@@ -95,11 +95,15 @@ def _warm_start(command: CompareCommand, where: Path) -> Path:
     return where / "model"
 
 
+def _folder(where: Path, estimator: str, seed: int) -> Path:
+    return where / f"{estimator.split(':')[-1]}-seed{seed}"
+
+
 def _finish_run(run: RunConfig, where: Path) -> bool:
     """Trains what is left of a run; False if it was stopped before its end."""
     resume = any((where / "checkpoints").glob("[0-9]*"))
     if resume:
-        others = set(get_args(EstimatorName)) - {run.estimator}  # whose settings it does not use
+        others = set(get_args(EstimatorName)) - {run.estimator_field}  # whose settings it does not use
         changes = changed_fields(config_from_json(where / "config.json"), resolve(run))
         changes = {name: change for name, change in changes.items() if name.split(".")[0] not in others}
         before, after = changes.get("iterations", (0, 0))
@@ -131,7 +135,7 @@ def _report(command: CompareCommand, where: Path) -> dict[str, dict[str, Figures
     """Tables, JSON and picture of the runs that are finished."""
     curves: Curves = {}
     for estimator in dict.fromkeys(command.estimators):
-        folders = [where / f"{estimator}-seed{seed}" for seed in range(command.seeds)]
+        folders = [_folder(where, estimator, seed) for seed in range(command.seeds)]
         rows = [_rows(folder) for folder in folders]
         curves[estimator] = [
             [row for row in run if "eval/success" in row]

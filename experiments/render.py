@@ -15,7 +15,7 @@ from experiments.assembly import signals_of
 from experiments.configs import RunConfig
 from experiments.records import replace_text
 from experiments.transcripts import Episode, Turn
-from hgpo_jax.estimators import grouping_for, make_estimator
+from hgpo_jax.estimators import make_estimator
 from hgpo_jax.types import Trajectories
 
 NO_GROUP = 0  # the size at a level that needs more history than the step has
@@ -49,7 +49,7 @@ def annotate(config: RunConfig, batch: Trajectories, episodes: Sequence[Episode]
         warnings.filterwarnings("ignore", message=".*hold a single rollout", category=UserWarning)
         signals = signals_of(config, batch)
     advantages: list[float | None] = [None] * batch.num_steps  # an evaluation has no critic's values
-    if config.estimator != "gae" or batch.value is not None:
+    if not config.reads_values or batch.value is not None:
         advantages = np.asarray(make_estimator(config.estimator_config)(signals)[0]).tolist()
     sizes = _group_sizes(config, np.asarray(signals.group_ids), batch)
     steps, annotated = iter(order.tolist()), []
@@ -64,7 +64,7 @@ def annotate(config: RunConfig, batch: Trajectories, episodes: Sequence[Episode]
 
 def _group_sizes(config: RunConfig, ids_LN: np.ndarray, batch: Trajectories) -> np.ndarray:
     """[L, N], as `annotate` says."""
-    states = 1 + np.arange(-len(ids_LN), 0) + grouping_for(config.estimator_config).context_length
+    states = 1 + np.arange(-len(ids_LN), 0) + config.grouping.context_length
     sizes_LN = np.ones_like(ids_LN)
     for sizes_N, ids_N in zip(sizes_LN, ids_LN, strict=True):
         shared = ids_N >= 0

@@ -46,17 +46,18 @@ def replay(
     """
     config = config_from_json(run / "config.json")
     batch = load_rollouts(run, iteration)
-    names = [name for name in get_args(EstimatorName) if name != "gae" or batch.value is not None]
+    names = dict.fromkeys([*get_args(EstimatorName), config.estimator])  # one of the user's own comes last
+    names = [name for name in names if name != "gae" or batch.value is not None]
     advantages = {name: advantages_of(dataclasses.replace(config, estimator=name), batch) for name in names}
     table = Table(title=f"iteration {iteration}: {batch.num_steps} steps")
-    for column in ("estimator", "mean", "std", "share with signal", f"correlation with {config.estimator}"):
+    for column in ("estimator", "mean", "std", "share with signal", f"correlation with {config.estimator_name}"):
         table.add_column(column, justify="left" if column == "estimator" else "right")
     own = advantages[config.estimator]
     for name, values in advantages.items():
         varies = values.std() > 0 and own.std() > 0
         correlation = f"{np.corrcoef(values, own)[0, 1]:.3f}" if varies else "-"
         signal = f"{(values != 0).mean():.3f}"
-        table.add_row(name, f"{values.mean():.3f}", f"{values.std():.3f}", signal, correlation)
+        table.add_row(name.split(":")[-1], f"{values.mean():.3f}", f"{values.std():.3f}", signal, correlation)
     CONSOLE.print(table)
     return _update(config, run, batch, iteration) if update else {}
 

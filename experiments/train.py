@@ -3,6 +3,7 @@
     python -m experiments.train                          the embedded default, experiments/configs/frozen_lake.py
     python -m experiments.train NAME --seed 1            another config; every field can be overridden
     python -m experiments.train --estimator gigpo        hgpo | hgpo_shrinkage | gigpo | grpo | rloo | reinforce | gae
+    python -m experiments.train --estimator mine:pulled  the function `pulled` of mine.py: StepSignals -> advantages
     python -m experiments.train --recipe dapo            dapo | dr_grpo | gspo: sets fields that no other option sets
     python -m experiments.train --resume runs/NAME       go on from the last checkpoint
     python -m experiments.train NAME --processes.auto    on every host of a TPU slice, or in every task of Slurm
@@ -104,7 +105,7 @@ def _train(command: TrainCommand, watchdog: Watchdog, requests: list[int]) -> Pa
                     batch, metrics, _ = rollouts.train(
                         learner.sampling_params(), next_task, learner.sampling_key(), alive
                     )
-                    if run.estimator == "gae":
+                    if run.reads_values:
                         batch = learner.with_values(batch)
                     if command.dump_rollouts:
                         save_rollouts(batch, where, iteration)
@@ -181,9 +182,7 @@ def _update(learner: Learner, batch: Any, iteration: int) -> dict[str, Any]:
         returns_equal = lowest.min() == highest.max() and valid.all()
         why = "every return is the same" if returns_equal else "no two steps that share a group differ in return"
         CONSOLE.print(f"iteration {iteration}: no advantage in the whole batch ({why}); the update is skipped")
-    # Per-step arrays stay out of the log: baselines [L, N] are for the laboratory.
-    small = {k: v for k, v in metrics.items() if getattr(v, "ndim", 0) < 2}
-    return {k if "/" in k else f"update/{k}": v for k, v in small.items()} | {
+    return {k if "/" in k else f"update/{k}": v for k, v in metrics.items()} | {
         "update/seconds": time.perf_counter() - start
     }
 
@@ -195,7 +194,7 @@ def _save(checkpoints: Checkpoints, learner: Learner, run: RunConfig, row: dict[
 
 
 def _default_directory(run: RunConfig) -> Path:
-    return Path("runs") / f"{run.estimator}-{run.env_name}-seed{run.seed}"
+    return Path("runs") / f"{run.estimator_name}-{run.env_name}-seed{run.seed}"
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from experiments.benchmarks import slices
 from experiments.configs import RunConfig
 from hgpo_jax.config import MeshConfig
-from hgpo_jax.estimators import grouping_for, make_estimator
+from hgpo_jax.estimators import make_estimator
 from hgpo_jax.learner.update import init_state, make_logprobs, make_optimizer, make_update
 from hgpo_jax.policy.logprobs import response_logprobs
 from hgpo_jax.policy.sampling import Settings, in_compute_dtype, make_sampler
@@ -171,7 +171,7 @@ def _cast(config: RunConfig, abstract: Any) -> Any:
 
 
 def _signals(config: RunConfig, steps: int) -> StepSignals:
-    grouping = grouping_for(config.estimator_config)
+    grouping = config.grouping
     levels = grouping.context_length + 1 + (grouping.root == "prompt")
     real, number = _Shape((steps,), jnp.float32), _Shape((steps,), jnp.int32)
     signals: Any = StepSignals(

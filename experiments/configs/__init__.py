@@ -7,6 +7,8 @@ import difflib
 import importlib
 import json
 import pkgutil
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,7 +16,6 @@ import pydantic
 from flax.traverse_util import flatten_dict
 
 from hgpo_jax.config import (
-    EstimatorConfig,
     GAEConfig,
     GiGPOConfig,
     GRPOConfig,
@@ -30,6 +31,8 @@ from hgpo_jax.config import (
     ShrinkageConfig,
     StateKeysConfig,
 )
+from hgpo_jax.estimators import Grouping, grouping_for
+from hgpo_jax.estimators.advantages import Estimator
 
 EstimatorName = Literal["hgpo", "hgpo_shrinkage", "gigpo", "grpo", "rloo", "reinforce", "gae"]
 
@@ -66,7 +69,8 @@ class RunConfig:
     data: str = ""  # folder of the environment's original data, where it reads some; "" leaves it to the environment
     iterations: int = 160
     seed: int = 0
-    estimator: EstimatorName = "hgpo"  # which of the settings below is used
+    # Which of the settings below is used; or module:function, one of your own that reads the levels of hgpo.
+    estimator: EstimatorName | str = "hgpo"
     hgpo: HGPOConfig = HGPOConfig()
     hgpo_shrinkage: ShrinkageConfig = ShrinkageConfig()
     gigpo: GiGPOConfig = GiGPOConfig()
@@ -96,13 +100,41 @@ class RunConfig:
         return self.env_options | ({"data": self.data} if self.data else {})
 
     @property
-    def estimator_config(self) -> EstimatorConfig:
-        """The settings of the estimator that ``estimator`` names."""
-        return getattr(self, self.estimator)
+    def estimator_name(self) -> str:
+        """Its short name, for folders: "mine" of "my_estimators:mine"."""
+        return self.estimator.split(":")[-1]
+
+    @property
+    def estimator_field(self) -> str:
+        """The field with its settings, levels among them; that of HGPO for a function."""
+        return "hgpo" if ":" in self.estimator else self.estimator
+
+    @property
+    def estimator_config(self) -> Estimator:
+        """The settings of the estimator that ``estimator`` names, or the function.
+
+        Raises:
+          ValueError: no such module, or no such function in it.
+        """
+        return _load_function(self.estimator) if ":" in self.estimator else getattr(self, self.estimator)
+
+    @property
+    def grouping(self) -> Grouping:
+        """The levels that the estimator reads."""
+        return grouping_for(getattr(self, self.estimator_field))
+
+    @property
+    def reads_values(self) -> bool:
+        """Whether the estimator reads a critic's values: GAE does, and a function where the model has a value head."""
+        return self.estimator == "gae" or (":" in self.estimator and self.model.value_head)
 
     def __post_init__(self) -> None:
-        if self.estimator not in get_args(EstimatorName):
-            raise ValueError(f"estimator is {self.estimator!r}, expected one of {', '.join(get_args(EstimatorName))}")
+        names = get_args(EstimatorName)
+        if self.estimator not in names and not re.fullmatch(r"\w+(\.\w+)*:\w+", self.estimator):
+            raise ValueError(
+                f"estimator is {self.estimator!r}, expected one of {', '.join(names)}, or module:function, one of "
+                "your own"
+            )
         positive = {
             "iterations": self.iterations,
             "checkpoint_every": self.checkpoint_every,
@@ -195,6 +227,23 @@ class SFTConfig:
         for name, share in (("slips", self.slips), ("held_out", self.held_out)):
             if not 0 <= share < 1:
                 raise ValueError(f"{name} is {share}, expected a share from 0 to below 1")
+
+
+def _load_function(name: str) -> Callable[..., Any]:
+    """What stands behind "module:function"."""
+    module, _, attribute = name.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), attribute, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # one that the module imports itself
+        raise ValueError(
+            f"estimator is {name!r}, but there is no module {module!r}: start from the folder it is in, or put that "
+            "folder into PYTHONPATH"
+        ) from error
+    if not callable(function):
+        raise ValueError(f"estimator is {name!r}, but module {module!r} has no function {attribute!r}")
+    return function
 
 
 def load_config(name: str) -> RunConfig:

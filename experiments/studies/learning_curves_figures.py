@@ -87,10 +87,11 @@ def _intervals(by_arm: Mapping[str, Sequence[Learned]]) -> Figure:
             colour = {"HGPO": "C1", "shri": "C2", "GAE": "C3"}.get(name[:4].strip(), "C0")
             panel.errorbar(value, place, xerr=bars, fmt="o", color=colour, capsize=2)
         panel.set_yticks(range(len(names)), names)
-        panel.set(xlabel=f"success ({UNIT}), {told}")
+        panel.set(title=told, xlabel=f"success ({UNIT})", ylabel="estimator")
+        panel.label_outer()
         panel.grid(alpha=0.3)
     figure.axes[0].invert_yaxis()
-    figure.suptitle("All lakes: interquartile mean over lakes and seeds, 95 % interval", fontsize="medium")
+    figure.suptitle("All lakes: interquartile mean over lakes and seeds, 95 % interval")
     return figure
 
 
