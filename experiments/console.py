@@ -31,6 +31,11 @@ def run_command(function: Callable[..., Any], argv: list[str] | None, descriptio
         sys.exit(2)
 
 
+def summary(docstring: str | None) -> str:
+    """What --help says of a file that holds its results as well: its title and its commands."""
+    return "\n\n".join([*(docstring or "").split("\n\n")[:2], "Results and verdict stand in the file."])
+
+
 def tell_error(error: Exception) -> None:
     """One line, with whatever stands in brackets."""
     CONSOLE.quiet = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,8 +23,8 @@ from hgpo_jax.estimators.advantages import Estimator
 from hgpo_jax.estimators.gae import generalized_advantages
 from hgpo_jax.types import Array, StepSignals
 
-LEVELS = 5  # k = 0..4 are grouped
-TASK, HISTORY = -2, -1  # the last rows
+LEVELS = 5  # k = 0..4 have arms of their own
+TASK, HISTORY = -2, -1  # the last rows of the group ids
 
 
 class Arm(NamedTuple):
@@ -40,6 +41,32 @@ class Arm(NamedTuple):
         if not isinstance(config, HGPOConfig) or self.standardised or config.episode_level or config.leave_one_out:
             return None
         return config
+
+
+def checked_arms(arms: Mapping[str, Arm | Estimator]) -> dict[str, Arm]:
+    """Arms by name; bare estimators read the state level.
+
+    Raises:
+      ValueError: no arm, or rows that name no group ids.
+    """
+    if not arms:
+        raise ValueError("no estimators: give the study at least one arm")
+    made = {name: arm if isinstance(arm, Arm) else Arm(arm) for name, arm in arms.items()}
+    for name, arm in made.items():
+        if type(arm.estimator).__hash__ is None:
+            raise ValueError(f'estimator "{name}" cannot be hashed, so that it would be compiled each time: freeze it')
+        rows: Any = arm.rows
+        if not isinstance(rows, tuple) or not rows or not all(isinstance(k, int) and k >= TASK for k in rows):
+            raise ValueError(
+                f'estimator "{name}" reads the rows {rows!r}: expected a tuple of levels from 0 on, TASK ({TASK}) and '
+                f"HISTORY ({HISTORY})"
+            )
+    return made
+
+
+def levels_read(arms: Mapping[str, Arm]) -> int:
+    """How many levels have to be grouped for them."""
+    return max((row for arm in arms.values() for row in arm.rows), default=0) + 1
 
 
 def hierarchy_arm(context_length: int, alpha: float = 1.0, *, normalize_std: bool = False, **settings: Any) -> Arm:
@@ -113,7 +140,13 @@ ARMS: dict[str, Arm] = {
 
 
 def signals_of(
-    rollouts: Rollouts, group_size: int, *, gamma: float, size: int, value: np.ndarray | None = None
+    rollouts: Rollouts,
+    group_size: int,
+    *,
+    gamma: float,
+    size: int,
+    value: np.ndarray | None = None,
+    levels: int = LEVELS,
 ) -> StepSignals:
     """What the estimators read, ``group_size`` successive episodes a prompt group, padded to ``size`` steps.
 
@@ -123,9 +156,10 @@ def signals_of(
       gamma: discount.
       size: one for all batches, so that each estimator is compiled once.
       value: f32 [N] a critic's values, for estimators that read them.
+      levels: that are grouped.
 
     Returns:
-      The signals, NumPy; ``group_ids`` [LEVELS + 2, size], the tasks and the exact histories last.
+      The signals, NumPy; ``group_ids`` [levels + 2, size], the tasks and the exact histories last.
     """
     group = rollouts.episode // group_size
     signals = step_signals(
@@ -136,7 +170,7 @@ def signals_of(
         estimator=HGPOConfig(),
         gamma=gamma,
         invalid_action_penalty=0.0,
-        grouping=Grouping(LEVELS - 1, "state"),
+        grouping=Grouping(levels - 1, "state"),
         size=size,
     )
     pad = (0, size - len(group))
@@ -157,7 +191,7 @@ def advantages_of(name: str, arm: Arm, signals: StepSignals) -> np.ndarray:
       ValueError: what the estimator returns is not one finite number a step; the message names it.
     """
     try:
-        result, _ = _compiled(arm.estimator)(signals._replace(group_ids=signals.group_ids[list(arm.rows)]))
+        result, _ = _compiled(arm.estimator)(signals._replace(group_ids=_ids_read(arm, signals)))
     except ValueError as error:
         raise ValueError(f'estimator "{name}": {error}') from error
     advantages = np.asarray(result, np.float64)[signals.valid]
@@ -169,10 +203,10 @@ def advantages_of(name: str, arm: Arm, signals: StepSignals) -> np.ndarray:
 
 def answered(arm: Arm, signals: StepSignals) -> np.ndarray:
     """Which valid steps the arm has a group for: bool [N]; all of them for estimators not made of levels."""
-    ids = np.asarray(signals.group_ids)[:, np.asarray(signals.valid)]
+    ids = _ids_read(arm, signals)[:, np.asarray(signals.valid)]
     config = arm.estimator
     levels = isinstance(config, ShrinkageConfig) or (isinstance(config, HGPOConfig) and not config.episode_level)
-    return np.any(ids[list(arm.rows)] >= 0, axis=0) if levels else np.ones(ids.shape[1], bool)
+    return np.any(ids >= 0, axis=0) if levels else np.ones(ids.shape[1], bool)
 
 
 def without_own_step(arm: Arm, signals: StepSignals) -> np.ndarray | None:
@@ -182,6 +216,14 @@ def without_own_step(arm: Arm, signals: StepSignals) -> np.ndarray | None:
         return None
     left_out = Arm(dataclasses.replace(config, leave_one_out=True), arm.rows)
     return advantages_of(repr(left_out.estimator), left_out, signals)
+
+
+def _ids_read(arm: Arm, signals: StepSignals) -> np.ndarray:
+    ids = np.asarray(signals.group_ids)
+    levels = len(ids) + TASK
+    if max(arm.rows) >= levels:
+        raise ValueError(f"level {max(arm.rows)} is read, but the signals hold the levels 0 to {levels - 1}")
+    return ids[list(arm.rows)]
 
 
 @functools.lru_cache(maxsize=64)

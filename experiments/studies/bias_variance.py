@@ -71,23 +71,27 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import tyro
+from rich.box import SIMPLE
+from rich.markup import escape
 from rich.table import Table
 
-from experiments.console import CONSOLE, counting_progress, run_command
+from experiments.console import CONSOLE, counting_progress, run_command, summary
 from experiments.records import replace_text
-from experiments.studies.arms import ARMS, Arm, critic_arms
-from experiments.studies.bias_variance_figures import draw
+from experiments.studies.arms import ARMS, Arm, checked_arms, critic_arms
+from experiments.studies.bias_variance_figures import FOLLOWED, draw
 from experiments.studies.measure import LEFT_OUT, Measured, Setting, measure, rms_advantage
 from experiments.studies.moments import Interval
-from experiments.studies.oracle import solve
+from experiments.studies.oracle import check_size, solve
 from experiments.studies.propositions import propositions
 from experiments.studies.worlds import graph_world, lake_world, random_policy
+from hgpo_jax.estimators.advantages import Estimator
 
 AXES = {"group_size": "group_sizes", "horizon": "horizons", "aliasing": "aliasings", "reward_std": "reward_stds"}
 
@@ -145,12 +149,12 @@ def points(command: BiasVarianceCommand) -> list[Point]:
     return result
 
 
-def study(command: BiasVarianceCommand, arms: Mapping[str, Arm] | None = None) -> list[Row]:
+def study(command: BiasVarianceCommand, arms: Mapping[str, Arm | Estimator] | None = None) -> list[Row]:
     """Measure, print and save; with ``arms`` of your own they appear in every table.
 
     Args:
       command: what is measured, and where its table.csv, table.json and figures go.
-      arms: estimators by name; `ARMS` and `critic_arms` when left out.
+      arms: estimators by name, one that is no `Arm` reads the state level; `ARMS` and `critic_arms` when left out.
 
     Returns:
       A row for each arm at each point. Figures are relative to the root mean square of the true advantage: an
@@ -161,10 +165,14 @@ def study(command: BiasVarianceCommand, arms: Mapping[str, Arm] | None = None) -
     """
     if command.worlds < 1 or command.group_size < 2 or min(command.group_sizes, default=2) < 2:
         raise ValueError(f"worlds must be 1 or more and group sizes 2 or more: {command.worlds}, {command.group_sizes}")
-    arms = ARMS | critic_arms(command.gamma) if arms is None else arms
-    if not arms:
-        raise ValueError("no estimators: give study at least one arm")
+    if command.seed < 0:
+        raise ValueError(f"seed must be 0 or more, got {command.seed}")
+    known = ARMS | critic_arms(command.gamma)
+    arms = checked_arms(known if arms is None else arms)
     todo = points(command)
+    for world in [setting.world for point in todo for setting in point.settings]:
+        check_size(world)  # before anything is measured
+    command.directory.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     with counting_progress() as progress:
         bar = progress.add_task("", total=sum(len(point.settings) for point in todo))
@@ -185,7 +193,9 @@ def study(command: BiasVarianceCommand, arms: Mapping[str, Arm] | None = None) -
         for table in (_advantage_table, _levels_table, _gradient_table):
             CONSOLE.print(table(rows, axis, title))
     CONSOLE.print(_propositions_table(rows))
-    for path in draw(rows, {axis: getattr(command, axis) for axis in AXES}, command.directory):
+    defaults = {axis: getattr(command, axis) for axis in AXES}
+    shown = [name for name in arms if name in FOLLOWED or name not in known] or list(arms)
+    for path in draw(rows, shown, defaults, command.directory):
         CONSOLE.print(f"Figure: {path}", soft_wrap=True)
     return rows
 
@@ -222,7 +232,6 @@ def _cells(name: str, interval: Interval) -> Row:
 
 
 def _save(rows: Sequence[Row], command: BiasVarianceCommand) -> None:
-    command.directory.mkdir(parents=True, exist_ok=True)
     settings = dataclasses.asdict(command) | {"directory": str(command.directory)}
     replace_text(command.directory / "table.json", json.dumps({"settings": settings, "rows": rows}, indent=1))
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -233,12 +242,13 @@ def _save(rows: Sequence[Row], command: BiasVarianceCommand) -> None:
 
 
 def _told(row: Row, name: str, *, root: bool = False) -> str:
-    """Value and half of its interval; with ``root`` of the square root, the unit of the advantage."""
+    """Value and the larger half of its interval; with ``root`` of the square root, the unit of the advantage."""
     if name not in row:
         return "-"
     interval = Interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
-    interval = interval.root() if root else interval
-    return f"{interval.value:.3f} ± {(interval.high - interval.low) / 2:.3f}"
+    value, low, high = interval.root() if root else interval
+    half = max(high - value, value - low)  # of a square that was cut at 0 the upper one
+    return f"{value:.2f}±{half:.2f}" if root else f"{value:.3f}±{half:.3f}"
 
 
 def _first_of(rows: Sequence[Row], axis: str) -> Iterator[Row]:
@@ -246,36 +256,44 @@ def _first_of(rows: Sequence[Row], axis: str) -> Iterator[Row]:
     return (row for row in rows if row["axis"] == axis and row["at"] == start)
 
 
-def _columns(title: str, *names: str) -> Table:
-    table = Table(title=title)
-    table.add_column("estimator", no_wrap=True)
+def _columns(title: str, first: str, *names: str, caption: str = "") -> Table:
+    """Figures are whole in 80 columns: headers are wrapped here, so that rich has nothing but long names to wrap."""
+    table = Table(title=title, caption=caption, box=SIMPLE, pad_edge=False, collapse_padding=True)
+    table.add_column(first, overflow="fold")
     for name in names:
-        table.add_column(name, justify="right")
+        table.add_column("\n".join(textwrap.wrap(name, max(map(len, name.split())))), justify="right")
     return table
 
 
 def _advantage_table(rows: Sequence[Row], axis: str, title: str) -> Table:
     columns = ("answers", "bias", "bias, own step out", "std", "rmse", "bias, view")
-    table = _columns(f"advantages, {title}, all steps; 1 = rms of the true advantage", *columns)
+    told = f"advantages, {title}, all steps; 1 = rms of the true advantage"
+    table = _columns(told, "estimator", *columns, caption="view: against what the policy can know")
     for row in _first_of(rows, axis):
         if "all: bias2" in row:
             names = ("all: bias2", f"all{LEFT_OUT}: bias2", "all: variance", "all: mse", "view: bias2")
-            table.add_row(row["arm"], f"{row['answered']:.0%}", *(_told(row, name, root=True) for name in names))
+            table.add_row(
+                escape(row["arm"]), f"{row['answered']:.0%}", *(_told(row, name, root=True) for name in names)
+            )
     return table
 
 
 def _gradient_table(rows: Sequence[Row], axis: str, title: str) -> Table:
     columns = ("bias", "std", "cosine, 1 group", "cosine of the mean")
-    table = _columns(f"gradients, {title}; 1 = length of the true gradient", *columns)
+    told = f"gradients, {title}; 1 = length of the true gradient"
+    table = _columns(told, "estimator", *columns, caption="cosine of the mean: an estimate that may exceed 1")
     for row in _first_of(rows, axis):
         squares = [_told(row, f"gradient: {name}", root=True) for name in ("bias2", "variance")]
-        table.add_row(row["arm"], *squares, *(_told(row, f"gradient: {name}") for name in ("cosine", "cosine_of_mean")))
+        table.add_row(
+            escape(row["arm"]), *squares, *(_told(row, f"gradient: {name}") for name in ("cosine", "cosine_of_mean"))
+        )
     return table
 
 
 def _levels_table(rows: Sequence[Row], axis: str, title: str) -> Table:
     columns = ("bias", "std", "rmse", "bias, own step out", "std, own step out", "bias, infinite group, all steps")
-    table = _columns(f"advantages, {title}, steps with a group at levels 0 to 2 and of equal histories", *columns)
+    told = f"advantages, {title}, steps with a group at levels 0 to 2 and of equal histories"
+    table = _columns(told, "estimator", *columns)
     for row in _first_of(rows, axis):
         if f"common{LEFT_OUT}: bias2" not in row:
             continue
@@ -283,19 +301,17 @@ def _levels_table(rows: Sequence[Row], axis: str, title: str) -> Table:
         names += [f"common{LEFT_OUT}: {moment}" for moment in ("bias2", "variance")]
         exact = row.get("infinite group: bias2")
         cells = [_told(row, name, root=True) for name in names]
-        table.add_row(row["arm"], *cells, "-" if exact is None else f"{np.sqrt(exact):.3f}")
+        table.add_row(escape(row["arm"]), *cells, "-" if exact is None else f"{np.sqrt(exact):.2f}")
     return table
 
 
 def _propositions_table(rows: Sequence[Row]) -> Table:
-    """The answers at every point, and what the mix gains in direction over level 0."""
-    table = Table(title="the propositions at every point")
+    """The answers at every point."""
     at_points: dict[tuple[str, float], dict[str, Row]] = {}
     for row in rows:
         at_points.setdefault((row["axis"], row["at"]), {})[row["arm"]] = row
-    table.add_column("point", no_wrap=True)
-    for question in propositions({}):
-        table.add_column(question)
+    caption = "open: within the intervals; -: no estimators or steps to ask"
+    table = _columns("the propositions at every point", "point", *propositions({}), caption=caption)
     for (axis, at), by_arm in at_points.items():
         answers = propositions(by_arm).values()
         table.add_row(f"{axis} {at:g}" if axis != "default" else axis, *answers)
@@ -308,7 +324,7 @@ def main(argv: list[str] | None = None) -> None:
     def command(command: Annotated[BiasVarianceCommand, tyro.conf.arg(name="")]) -> None:
         study(command)
 
-    run_command(command, argv, __doc__)
+    run_command(command, argv, summary(__doc__))
 
 
 if __name__ == "__main__":

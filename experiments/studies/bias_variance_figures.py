@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.studies.measure import LEFT_OUT
+from experiments.studies.propositions import MIX, NESTED
 
 Row = dict[str, Any]
 
@@ -34,11 +35,12 @@ LABELS = {
 }
 
 
-def draw(rows: Sequence[Row], defaults: Mapping[str, float], directory: Path) -> list[Path]:
+def draw(rows: Sequence[Row], shown: Sequence[str], defaults: Mapping[str, float], directory: Path) -> list[Path]:
     """Writes the figures that the rows allow.
 
     Args:
       rows: of `bias_variance.study`.
+      shown: estimators that are followed along the axes.
       defaults: the value of each axis at the default point.
       directory: where to.
 
@@ -46,13 +48,17 @@ def draw(rows: Sequence[Row], defaults: Mapping[str, float], directory: Path) ->
       Their paths.
     """
     matplotlib.use("Agg")
+    matplotlib.rcParams["text.parse_math"] = False  # names of estimators are taken as they are
     figures = {
-        "trade_off": _trade_off(rows),
-        "levels": _levels(rows),
-        "advantage_axes": _axes(rows, defaults, "all: mse", f"rms error of the advantage\n({UNIT})", root=True),
-        "gradient_axes": _axes(rows, defaults, "gradient: cosine", "cosine with the true gradient,\nmean over groups"),
+        "trade_off": _trade_off([row for row in rows if row["arm"] in shown]),
+        "advantage_axes": _axes(rows, shown, defaults, "all: mse", f"rms error of the advantage\n({UNIT})", root=True),
+        "gradient_axes": _axes(
+            rows, shown, defaults, "gradient: cosine", "cosine with the true gradient,\nmean over groups"
+        ),
         "gradient": _gradient(rows),
     }
+    if {row["arm"] for row in rows} & {*NESTED}:
+        figures["levels"] = _levels(rows)
     paths = []
     for name, figure in figures.items():
         paths.append(directory / f"{name}.png")
@@ -77,15 +83,14 @@ def _trade_off(rows: Sequence[Row]) -> Figure:
     shown = [row for row in _at(rows, "default") if "all: bias2" in row]
     for number, row in enumerate(shown):
         (bias, bias_bar), (deviation, deviation_bar) = _root(row, "all: bias2"), _root(row, "all: variance")
-        marker = "osD^v"[number // 10 % 5]
         axes.errorbar(
-            bias, deviation, xerr=bias_bar, yerr=deviation_bar, fmt=marker, color=f"C{number % 10}", label=row["arm"],
+            bias, deviation, xerr=bias_bar, yerr=deviation_bar, fmt="o", color=f"C{number}", label=row["arm"],
             markersize=5, linewidth=1,
         )  # fmt: skip
     axes.set(xlim=(0, None), ylim=(0, None), xlabel=f"rms bias ({UNIT})", ylabel=f"standard deviation ({UNIT})")
-    right, top = axes.get_xlim()[1], axes.get_ylim()[1]
+    right, top = max(axes.get_xlim()[1], 1.05), axes.get_ylim()[1]
     angle = np.linspace(0, np.pi / 2, 100)
-    for radius in np.arange(1, np.hypot(right, top), 1.0):
+    for radius in range(1, min(int(np.hypot(right, top)), 20) + 1):
         axes.plot(radius * np.cos(angle), radius * np.sin(angle), color="0.85", linewidth=0.8, zorder=0)
     axes.plot(1, 0, "x", color="black", clip_on=False, label="always 0")
     axes.set(xlim=(0, right), ylim=(0, top), title="Default point, all steps (grey: equal rms error)")
@@ -96,24 +101,22 @@ def _trade_off(rows: Sequence[Row]) -> Figure:
 def _levels(rows: Sequence[Row]) -> Figure:
     """Does bias fall and variance rise with k? On the same steps."""
     figure = Figure(figsize=(9, 4), layout="constrained")
-    names = ["level 0", "level 1", "level 2", "exact history"]
     panels = {"bias2": "rms bias", "variance": "standard deviation"}
     for axes, (moment, label) in zip(figure.subplots(1, 2), panels.items(), strict=True):
         for number, (which, told) in enumerate(
             {"common": "as it is", f"common{LEFT_OUT}": "own step left out"}.items()
         ):
             found = {row["arm"]: row for row in _at(rows, "default") if f"{which}: {moment}" in row}
-            here = [name for name in names if name in found]
+            here = [name for name in NESTED if name in found]
             _line(axes, [_root(found[name], f"{which}: {moment}") for name in here], f"C{number}", told)
-            mixes = [name for name in ("HGPO K=2",) if name in found]
-            for mix in mixes:
-                value = _root(found[mix], f"{which}: {moment}")[0]
-                axes.axhline(value, color=f"C{number}", linestyle=":", label=f"{mix}, {told}")
+            if MIX in found:
+                value = _root(found[MIX], f"{which}: {moment}")[0]
+                axes.axhline(value, color=f"C{number}", linestyle=":", label=f"{MIX}, {told}")
             axes.set_xticks(range(len(here)), [name.replace("level ", "k = ") for name in here])
-        axes.set(ylim=(0, None), xlabel="states that the group's steps share", ylabel=f"{label}\n({UNIT})")
+        axes.set(ylim=(0, None), xlabel="past states that a group's steps share", ylabel=f"{label}\n({UNIT})")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
-    figure.suptitle("Single levels and the mix, on the steps that have a group at every level", fontsize="medium")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
+    figure.suptitle("Single levels and the mix, on the steps that have a group at each of these levels")
     return figure
 
 
@@ -124,13 +127,20 @@ def _line(axes: Axes, values: Sequence[tuple[float, list[list[float]]]], colour:
         axes.errorbar(range(len(values)), middle, yerr=bars, fmt="o-", color=colour, label=label, capsize=2)
 
 
-def _axes(rows: Sequence[Row], defaults: Mapping[str, float], name: str, label: str, *, root: bool = False) -> Figure:
+def _axes(
+    rows: Sequence[Row],
+    shown: Sequence[str],
+    defaults: Mapping[str, float],
+    name: str,
+    label: str,
+    *,
+    root: bool = False,
+) -> Figure:
     """One figure of merit along every axis."""
     figure = Figure(figsize=(9, 7), layout="constrained")
     panels = figure.subplots(2, 2).ravel()
-    arms = [arm for arm in FOLLOWED if any(row["arm"] == arm for row in rows)]
     for axes, axis in zip(panels, LABELS, strict=True):
-        for number, arm in enumerate(arms):
+        for number, arm in enumerate(shown):
             here = [(row["at"], row) for row in _at(rows, axis) if row["arm"] == arm]
             here += [(defaults[axis], row) for row in _at(rows, "default") if row["arm"] == arm]
             here = sorted((pair for pair in here if name in pair[1]), key=lambda pair: pair[0])

@@ -13,6 +13,7 @@ from experiments.studies.moments import Interval
 
 LEVEL = 0.95
 RESAMPLES = 2000
+FEWEST = 6  # pairs of runs that can settle a comparison: all of five go one way by chance once in 16 times
 MEASURES = {
     "over training": "mean over all iterations",
     "at the end": "mean over the last tenth of them",
@@ -39,6 +40,7 @@ class Learned:
     best: float  # success of the best policy that knows where it is
     episodes: int  # an iteration
     seconds: float  # of training, compilation included
+    found: bool  # whether an earlier command has trained it
 
     def runs(self, measure: str) -> np.ndarray:
         """Each run's figure, f64 [seeds]: a key of MEASURES."""
@@ -85,7 +87,8 @@ def improvement(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> Int
         same first episodes.
 
     Returns:
-      The probability, with a stratified bootstrap interval of 95 % over seeds.
+      The probability, with a stratified bootstrap interval of 95 % over seeds; of fewer than `FEWEST` pairs, of which
+      a bootstrap would be too sure, 0 to 1.
     """
     rng = np.random.default_rng(0)
     values, drawn = [], []
@@ -94,6 +97,8 @@ def improvement(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> Int
         values.append(better.mean())
         drawn.append(better[rng.integers(len(better), size=(RESAMPLES, len(better)))].mean(1))
     low, high = np.quantile(np.mean(drawn, axis=0), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    if sum(map(len, ours)) < FEWEST:
+        low, high = 0.0, 1.0
     return Interval(float(np.mean(values)), float(low), float(high))
 
 

@@ -52,24 +52,28 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import time
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 import jax
 import numpy as np
 import tyro
+from rich.markup import escape
 
-from experiments.console import CONSOLE, counting_progress, run_command
-from experiments.studies.arms import ARMS, Arm, hierarchy_arm
+from experiments.console import CONSOLE, counting_progress, run_command, summary
+from experiments.studies.arms import ARMS, Arm, checked_arms, hierarchy_arm
 from experiments.studies.curve_statistics import Learned, Point, interquartile_mean
+from experiments.studies.learning_curves_figures import FOLLOWED
 from experiments.studies.learning_curves_report import report
 from experiments.studies.tabular import Training, train_many
 from experiments.studies.worlds import World, best_score, lake_world
 from hgpo_jax.config import GAEConfig
-from hgpo_jax.estimators.advantages import estimator_name
+from hgpo_jax.estimators import make_estimator
+from hgpo_jax.estimators.advantages import Estimator, estimator_name
 
 LakeName = Literal["4x4", "8x8", "4x4-slippery", "8x8-slippery"]
 LAKES: tuple[LakeName, ...] = ("4x4", "8x8", "4x4-slippery", "8x8-slippery")
@@ -104,13 +108,13 @@ class LearningCurvesCommand:
     directory: Path = Path("runs/learning_curves")
 
 
-def study(command: LearningCurvesCommand, arms: Mapping[str, Arm] | None = None) -> list[dict[str, Any]]:
+def study(command: LearningCurvesCommand, arms: Mapping[str, Arm | Estimator] | None = None) -> list[dict[str, Any]]:
     """Train what is not there yet, then print, save and draw; ``arms`` of your own appear in every table.
 
     Args:
       command: what is trained, and where its runs/, table.csv, table.json and figures go.
-      arms: estimators by name; `LEARNERS` when left out. A function of your own is known by its name: delete its
-        files in runs/ when you have changed it.
+      arms: estimators by name, one that is no `Arm` reads the state level; `LEARNERS` when left out. A function is
+        trained anew each time, since it may have changed.
 
     Returns:
       A row for each estimator on each lake, and on all together (``lake`` "all", where 1 is the best policy).
@@ -118,26 +122,32 @@ def study(command: LearningCurvesCommand, arms: Mapping[str, Arm] | None = None)
     Raises:
       ValueError: a setting out of range, a result in the folder that had other settings, an estimator's bad result.
     """
-    arms = LEARNERS if arms is None else arms
-    if command.seeds < 2 or not command.lakes or not command.learning_rates or not arms:
+    arms = checked_arms(LEARNERS if arms is None else arms)
+    if command.seeds < 2 or not command.lakes or not command.learning_rates:
         raise ValueError(
             f"nothing to compare: {command.seeds} seeds (2 or more are needed), {len(command.lakes)} lakes, "
-            f"{len(command.learning_rates)} learning rates, {len(arms)} estimators"
+            f"{len(command.learning_rates)} learning rates"
         )
+    if not 0 <= command.seed < 2**32:
+        raise ValueError(f"seed must be from 0 to 2^32 - 1, got {command.seed}")
     rivals = [Point(lake, name, arm, command.group_size) for lake in command.lakes for name, arm in arms.items()]
+    by_axis = ablation_points(command) if command.ablations else {}
+    ablated = [point for points in by_axis.values() for at in points.values() for point in at]
+    for point in [*rivals, *ablated]:  # what is wrong is told before anything is trained
+        _task(point, command)
+        make_estimator(point.arm.estimator)
+    (command.directory / "runs").mkdir(parents=True, exist_ok=True)
     learned = _learn(rivals, command, "estimators")
     axes: dict[str, dict[float, list[Learned]]] = {}
-    if command.ablations:
-        by_axis = ablation_points(command)
-        more = _learn(
-            [point for points in by_axis.values() for at in points.values() for point in at], command, "ablations"
-        )
+    if ablated:
+        more = _learn(ablated, command, "ablations")
         axes = {
             axis: {at: [more[point] for point in points] for at, points in values.items()}
             for axis, values in by_axis.items()
         }
     settings = dataclasses.asdict(command) | {"directory": str(command.directory)}
-    return report(list(learned.values()), axes, settings, command.directory)
+    followed = [name for name in arms if name in FOLLOWED or name not in LEARNERS] or list(arms)
+    return report(list(learned.values()), followed, axes, settings, command.directory)
 
 
 def ablation_points(command: LearningCurvesCommand) -> dict[str, dict[float, list[Point]]]:
@@ -148,11 +158,12 @@ def ablation_points(command: LearningCurvesCommand) -> dict[str, dict[float, lis
         name = f"HGPO K={context_length}" + (f" α={alpha:g}" if alpha != 1 else "")
         return [Point(lake, name, arm, group_size) for lake in command.lakes]
 
-    return {
+    axes = {
         "K": {k: points(context_length=k) for k in command.context_lengths},
         "alpha": {alpha: points(alpha=alpha) for alpha in command.alphas},
         "group size": {size: points(group_size=size) for size in command.group_sizes},
     }
+    return {axis: values for axis, values in axes.items() if values}
 
 
 def _learn(points: Sequence[Point], command: LearningCurvesCommand, what: str) -> dict[Point, Learned]:
@@ -162,15 +173,18 @@ def _learn(points: Sequence[Point], command: LearningCurvesCommand, what: str) -
     with counting_progress() as progress:
         bar = progress.add_task("", total=len(todo))
         for point in todo:
-            progress.update(bar, description=f"{what}: {point.lake}, {point.name}, groups of {point.group_size}")
+            told = f"{what}: {point.lake}, {point.name}, groups of {point.group_size}"
+            progress.update(bar, description=escape(told))
             learned[point] = _finish(point, command)
             progress.advance(bar)
-    seconds = sum(one.seconds for one in learned.values())
-    CONSOLE.print(f"{what}: {len(todo)} points, {seconds:.0f} s of training", highlight=False)
+    trained = [one.seconds for one in learned.values() if not one.found]
+    told = f"{len(trained)} points trained in {sum(trained):.0f} s, {len(todo) - len(trained)} found in"
+    CONSOLE.print(f"{what}: {told} {command.directory / 'runs'}", soft_wrap=True, highlight=False)
     return learned
 
 
-def _finish(point: Point, command: LearningCurvesCommand) -> Learned:
+def _task(point: Point, command: LearningCurvesCommand) -> tuple[World, Training]:
+    """Where the point's runs learn, and with which settings."""
     slippery = point.lake.endswith("slippery")
     # Where moves are certain the policy sees the tiles around its last three cells; on slippery ice it sees its cell.
     world = lake_world(
@@ -182,11 +196,19 @@ def _finish(point: Point, command: LearningCurvesCommand) -> Learned:
     training = Training(
         group_size=point.group_size,
         episodes=command.episodes,
-        iterations=command.iterations or (400 if slippery else 100),
+        iterations=(400 if slippery else 100) if command.iterations is None else command.iterations,
         memory_length=0 if slippery else 2,
         gamma=command.gamma,
     )
+    if not best_score(world):
+        raise ValueError(f"lake {point.lake}: nobody reaches the goal in {command.horizon} steps; raise horizon")
+    return world, training
+
+
+def _finish(point: Point, command: LearningCurvesCommand) -> Learned:
+    world, training = _task(point, command)
     settings = {
+        "name": point.name,
         "estimator": estimator_name(point.arm.estimator),
         "rows": list(point.arm.rows),
         "world": world.name,
@@ -194,8 +216,10 @@ def _finish(point: Point, command: LearningCurvesCommand) -> Learned:
         "seeds": command.seeds,
         "seed": command.seed,
     } | dataclasses.asdict(training)
-    path = command.directory / "runs" / re.sub(r"[^\w=+.-]+", "_", f"{point.lake}_{point.name}_g{point.group_size}.npz")
-    if path.exists():
+    name = quote(f"{point.lake} {point.name} g{point.group_size}", safe=" =+")  # another one for each point
+    path = command.directory / "runs" / f"{name}.npz"
+    found = path.exists() and not callable(point.arm.estimator)
+    if found:
         success, seconds = _read(path, settings)
     else:
         start = time.perf_counter()
@@ -205,7 +229,7 @@ def _finish(point: Point, command: LearningCurvesCommand) -> Learned:
     # The rate that is best over the whole training; the middle half of the seeds decides.
     rate = int(np.argmax([interquartile_mean([runs.mean(1)]).value for runs in success]))
     best = best_score(world) / float(world.reward.max())
-    return Learned(point, command.learning_rates[rate], success[rate], best, command.episodes, seconds)
+    return Learned(point, command.learning_rates[rate], success[rate], best, command.episodes, seconds, found)
 
 
 def _train(point: Point, world: World, training: Training, command: LearningCurvesCommand) -> np.ndarray:
@@ -224,9 +248,12 @@ def _train(point: Point, world: World, training: Training, command: LearningCurv
 
 
 def _read(path: Path, settings: dict[str, Any]) -> tuple[np.ndarray, float]:
-    with np.load(path) as file:
-        before = json.loads(str(file["settings"]))
-        success, seconds = file["success"], float(file["seconds"])
+    try:
+        with open(path, "rb") as raw, np.load(raw) as file:
+            before = json.loads(str(file["settings"]))
+            success, seconds = file["success"], float(file["seconds"])
+    except (zipfile.BadZipFile, EOFError, KeyError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({error}): delete it to train it anew") from error
     changed = [
         f"{name} = {before.get(name)}, not {value}" for name, value in settings.items() if before.get(name) != value
     ]
@@ -240,8 +267,7 @@ def _read(path: Path, settings: dict[str, Any]) -> tuple[np.ndarray, float]:
 
 def _write(path: Path, settings: dict[str, Any], success: np.ndarray, seconds: float) -> None:
     """Whoever is killed meanwhile leaves no half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".partial")
+    beside = path.with_suffix(f".{os.getpid()}.partial")
     with open(beside, "wb") as file:
         np.savez_compressed(file, settings=json.dumps(settings), success=success, seconds=seconds)
     beside.replace(path)
@@ -255,7 +281,7 @@ def main(argv: list[str] | None = None) -> None:
     def run(command: Annotated[LearningCurvesCommand, tyro.conf.arg(name="")]) -> None:
         study(command)
 
-    run_command(run, argv, __doc__)
+    run_command(run, argv, summary(__doc__))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ UNIT = "1 = best policy"
 
 def draw(
     by_arm: Mapping[str, Sequence[Learned]],
+    followed: Sequence[str],
     won: Mapping[tuple[str, str], Interval],
     axes: Mapping[str, Mapping[float, Sequence[Learned]]],
     directory: Path,
@@ -27,6 +28,7 @@ def draw(
 
     Args:
       by_arm: of each estimator what it learned, lake by lake.
+      followed: names of the estimators whose curves are drawn.
       won: of each pair P(the first is better).
       axes: the ablations, axis -> value -> lakes; may be empty.
       directory: where to.
@@ -35,7 +37,13 @@ def draw(
       Their paths.
     """
     matplotlib.use("Agg")
-    figures = {"curves": _curves(by_arm), "intervals": _intervals(by_arm), "duels": _duels(list(by_arm), won)}
+    matplotlib.rcParams["text.parse_math"] = False  # names of estimators are taken as they are
+    figures = {
+        "curves": _curves({name: by_arm[name] for name in followed}),
+        "intervals": _intervals(by_arm),
+    }
+    if won:
+        figures["duels"] = _duels(list(by_arm), won)
     if axes:
         figures["ablations"] = _ablations(axes)
     paths = []
@@ -45,9 +53,8 @@ def draw(
     return paths
 
 
-def _curves(by_arm: Mapping[str, Sequence[Learned]]) -> Figure:
+def _curves(shown: Mapping[str, Sequence[Learned]]) -> Figure:
     """Success over episodes, a panel a lake: the interquartile mean of the seeds and the middle half."""
-    shown = {name: runs for name, runs in by_arm.items() if name in FOLLOWED} or dict(by_arm)
     lakes = len(next(iter(shown.values())))
     figure = Figure(figsize=(9, 3.2 * -(-lakes // 2) + 0.6), layout="constrained")
     panels = np.ravel(figure.subplots(-(-lakes // 2), min(lakes, 2), squeeze=False))
@@ -68,7 +75,8 @@ def _curves(by_arm: Mapping[str, Sequence[Learned]]) -> Figure:
         panel.grid(alpha=0.3)
     for panel in panels[lakes:]:
         panel.remove()
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize="small")
+    figure.suptitle("Line: interquartile mean over seeds; shaded: their middle half", fontsize="medium")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
     return figure
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
+from rich.markup import escape
 from rich.table import Table
 
 from experiments.console import CONSOLE
@@ -21,8 +22,18 @@ Row = dict[str, Any]
 Axes = Mapping[str, Mapping[float, Sequence[Learned]]]  # axis -> value -> lakes
 
 
-def report(learned: Sequence[Learned], axes: Axes, settings: Mapping[str, Any], directory: Path) -> list[Row]:
-    """Prints the tables, writes table.csv and table.json, draws the figures; returns the rows."""
+def report(
+    learned: Sequence[Learned], followed: Sequence[str], axes: Axes, settings: Mapping[str, Any], directory: Path
+) -> list[Row]:
+    """Prints the tables, writes table.csv and table.json, draws the figures; returns the rows.
+
+    Args:
+      learned: what became of each estimator on each lake.
+      followed: names of the estimators whose curves are drawn.
+      axes: the ablations, axis -> value -> lakes.
+      settings: that are saved beside the rows.
+      directory: where to.
+    """
     by_arm: dict[str, list[Learned]] = {}
     for one in learned:
         by_arm.setdefault(one.point.name, []).append(one)
@@ -60,7 +71,7 @@ def report(learned: Sequence[Learned], axes: Axes, settings: Mapping[str, Any], 
     CONSOLE.print(_wins_table([row for row in rows if row["lake"] == "all"], won))
     for axis, values in axes.items():
         CONSOLE.print(_ablation_table(axis, values))
-    for path in draw(by_arm, won["over training"], axes, directory):
+    for path in draw(by_arm, followed, won["over training"], axes, directory):
         CONSOLE.print(f"Figure: {path}", soft_wrap=True)
     return rows
 
@@ -81,7 +92,9 @@ def _told(row: Row, measure: str) -> str:
 def _lake_table(rows: Sequence[Row], lake: str) -> Table:
     table = _table(f"{lake}: success, interquartile mean over seeds [95 %]", "estimator", "rate", *MEASURES)
     for row in sorted(rows, key=lambda row: -row["over training"]):
-        table.add_row(row["estimator"], f"{row['learning rate']:g}", *(_told(row, measure) for measure in MEASURES))
+        table.add_row(
+            escape(row["estimator"]), f"{row['learning rate']:g}", *(_told(row, measure) for measure in MEASURES)
+        )
     return table
 
 
@@ -95,7 +108,7 @@ def _wins_table(rows: Sequence[Row], won: Mapping[str, Mapping[tuple[str, str], 
             mine = [told for (name, _), told in of.items() if name == row["estimator"]]
             wins, losses = sum(told.low > 0.5 for told in mine), sum(told.high < 0.5 for told in mine)
             cells += [_near(row, measure), f"{wins}-{losses}"]
-        table.add_row(row["estimator"], *cells)
+        table.add_row(escape(row["estimator"]), *cells)
     return table
 
 

@@ -8,7 +8,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.studies.arms import HISTORY, Arm, advantages_of, answered, signals_of, without_own_step
+from experiments.studies.arms import (
+    HISTORY,
+    LEVELS,
+    Arm,
+    advantages_of,
+    answered,
+    checked_arms,
+    levels_read,
+    signals_of,
+    without_own_step,
+)
 from experiments.studies.moments import (
     BLOCKS,
     Interval,
@@ -19,6 +29,7 @@ from experiments.studies.moments import (
 from experiments.studies.oracle import Oracle, contexts, marginal, policy_gradient, solve
 from experiments.studies.rollouts import Rollouts, roll_out
 from experiments.studies.worlds import Policy, World
+from hgpo_jax.estimators.advantages import Estimator
 from hgpo_jax.types import StepSignals
 
 COMMON_ROWS = (0, 1, 2, HISTORY)  # levels whose groups all have to exist for a step to be among the common ones
@@ -38,16 +49,17 @@ class Setting:
     max_steps: int = 131_072  # what the sample is padded to; as many prompt groups as fit
     seed: int = 0
 
-    @property
-    def groups(self) -> int:
-        """Prompt groups, the independent replications: a multiple of BLOCKS."""
-        groups = self.max_steps // (self.group_size * self.world.horizon) // BLOCKS * BLOCKS
-        if not groups:
+    def __post_init__(self) -> None:
+        if self.groups < 1:
             need = BLOCKS * self.group_size * self.world.horizon
             raise ValueError(
                 f"max_steps of {self.max_steps} is too few for {BLOCKS} prompt groups: give {need} or more"
             )
-        return groups
+
+    @property
+    def groups(self) -> int:
+        """Prompt groups, the independent replications: a multiple of BLOCKS."""
+        return self.max_steps // (self.group_size * self.world.horizon) // BLOCKS * BLOCKS
 
 
 class Measured(NamedTuple):
@@ -67,23 +79,25 @@ class Sampled(NamedTuple):
     oracle: Oracle
 
 
-def sample(setting: Setting) -> Sampled:
+def sample(setting: Setting, levels: int = LEVELS) -> Sampled:
     """Solve the world, play the prompt groups; ``signals.value`` is V of what the policy sees, a perfect critic's."""
     oracle = solve(setting.world, setting.policy, gamma=setting.gamma)
     if rms_advantage(oracle) < SMALLEST_ADVANTAGE:
         raise ValueError(
             f"{setting.world.name}: every action is as good as any other, so there is no advantage to estimate: "
-            "choose a longer horizon or another seed"
+            "choose a longer horizon, a higher temperature or another seed"
         )
     episodes = setting.groups * setting.group_size
     rng = np.random.default_rng(setting.seed)
     rollouts = roll_out(setting.world, setting.policy, episodes, rng, oracle=oracle)
     seen = marginal(oracle, oracle.memory)[1][rollouts.node]
-    signals = signals_of(rollouts, setting.group_size, gamma=setting.gamma, size=setting.max_steps, value=seen)
+    signals = signals_of(
+        rollouts, setting.group_size, gamma=setting.gamma, size=setting.max_steps, value=seen, levels=levels
+    )
     return Sampled(rollouts, signals, oracle)
 
 
-def measure(setting: Setting, arms: Mapping[str, Arm]) -> Iterator[tuple[str, Measured]]:
+def measure(setting: Setting, arms: Mapping[str, Arm | Estimator]) -> Iterator[tuple[str, Measured]]:
     """Bias, variance and gradient of every arm.
 
     Sets of steps: ``all``; ``answered``, those for which the arm has a group; ``common``, those with a group at the
@@ -92,7 +106,7 @@ def measure(setting: Setting, arms: Mapping[str, Arm]) -> Iterator[tuple[str, Me
 
     Args:
       setting: where.
-      arms: estimators by name.
+      arms: estimators by name; one that is no `Arm` reads the state level.
 
     Yields:
       Name and figures.
@@ -100,9 +114,10 @@ def measure(setting: Setting, arms: Mapping[str, Arm]) -> Iterator[tuple[str, Me
     Raises:
       ValueError: as `solve` and `advantages_of`.
     """
-    data = sample(setting)
+    made = checked_arms(arms)
+    data = sample(setting, max(levels_read(made), LEVELS))
     cells = _Cells(setting, data)
-    for name, arm in arms.items():
+    for name, arm in made.items():
         advantage = advantages_of(name, arm, data.signals)
         kept = answered(arm, data.signals)
         steps = {}

@@ -7,8 +7,8 @@ number of visits. Then
     bias²_c = mean over r != r' of X_r X_r' / d_c²      mse_c = mean of the summed squares / d_c
     bias² = sum_c d_c bias²_c / sum_c d_c               variance = mse - bias²
 
-have no bias of their own, however rarely a cell is visited. Replications are first summed within `BLOCKS` blocks, which
-costs one pair in sixteen; leaving out a block at a time gives standard errors (jackknife).
+have no bias of their own, however rarely a cell is visited, where d_c is known. Replications are first summed within
+`BLOCKS` blocks, which costs one pair in sixteen; leaving out a block at a time gives standard errors (jackknife).
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def advantage_moments(
       cell: i64 [N], from 0 to C - 1, the cell of each step.
       block: i64 [N], from 0 to BLOCKS - 1; the same number of replications in each.
       expected: f64 [C] visits of each cell expected in a block. When left out (the steps kept hang on the outcome),
-        the visits seen take their place: pairs are counted, and cells seen in a single block are left out.
+        the visits seen take their place: pairs are counted, and cells seen in a single block are left out, which
+        matters in small samples.
       total: expected visits of all cells in a block, also of those that never occurred; with ``expected``.
       kept: bool [N] steps to look at; all when left out.
 

@@ -70,12 +70,7 @@ def solve(world: World, policy: Policy, *, gamma: float = 0.95, limit: int = DEF
     """
     if not 0 <= gamma <= 1:
         raise ValueError(f"gamma must be from 0 to 1, got {gamma}")
-    count = count_histories(world)
-    if count > limit:
-        raise ValueError(
-            f"{world.name} has {count:,} histories, more than the limit of {limit:,}: shorten the horizon, observe "
-            "less, raise the limit, or simulate instead (simulate_action_values)"
-        )
+    check_size(world, limit)
     layers = _layers(world, policy)
     pay = (world.transition * world.reward).sum(-1)
     ahead = np.zeros(0)
@@ -84,6 +79,16 @@ def solve(world: World, policy: Policy, *, gamma: float = 0.95, limit: int = DEF
         layer["action_value"] = layer["belief"] @ pay + gamma * (layer["chance"] * value).sum(-1)
         ahead = layer["value"] = (layer["policy"] * layer["action_value"]).sum(1)
     return _joined(layers, world.num_observations)
+
+
+def check_size(world: World, limit: int = DEFAULT_LIMIT) -> None:
+    """Refuses a world of more histories than ``limit``, as `solve` does."""
+    count = count_histories(world)
+    if count > limit:
+        raise ValueError(
+            f"{world.name} has {count:,} histories, more than the limit of {limit:,}: shorten the horizon, observe "
+            "less, raise the limit, or simulate instead (simulate_action_values)"
+        )
 
 
 def count_histories(world: World) -> int:

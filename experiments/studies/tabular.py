@@ -43,6 +43,9 @@ class Training:
             raise ValueError(
                 f"episodes ({self.episodes}) must be a multiple of group_size ({self.group_size}), which is 2 or more"
             )
+        for name, share in {"gamma": self.gamma, "value_rate": self.value_rate}.items():
+            if not 0 <= share <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, got {share}")
         if self.iterations < 1:
             raise ValueError(f"iterations must be 1 or more, got {self.iterations}")
 
@@ -262,6 +265,8 @@ def train_many(
     """
     if seeds < 1 or not learning_rates:
         raise ValueError(f"nothing to train: {seeds} seeds, {len(learning_rates)} learning rates")
+    if not all(0 <= rate < float("inf") for rate in learning_rates):
+        raise ValueError(f"learning rates must be 0 or more and finite, got {learning_rates}")
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(seed), i))(jnp.arange(seeds))
     keys_R = jnp.tile(keys, len(learning_rates))
     rates_R = jnp.repeat(jnp.asarray(learning_rates, jnp.float32), seeds)
@@ -290,6 +295,8 @@ def _regressed(
 ) -> jax.Array:
     """The critic's table after one regression: visited rows move toward the mean of their targets."""
     valid_N = jnp.asarray(signals.valid)
+    if jnp.shape(target_N) != valid_N.shape:
+        raise ValueError(f"value_target has shape {list(jnp.shape(target_N))}, expected {list(valid_N.shape)}")
     error_N = jnp.where(valid_N, target_N - value_D[memory_N], 0)
     visits_D = jnp.zeros_like(value_D).at[memory_N].add(valid_N.astype(jnp.float32))
     total_D = jnp.zeros_like(value_D).at[memory_N].add(error_N)

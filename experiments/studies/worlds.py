@@ -108,7 +108,7 @@ def random_policy(
     Raises:
       ValueError: a setting out of range, or more memories than a table should hold.
     """
-    if temperature <= 0:
+    if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature}")
     memories, observations = _num_memories(world, memory_length, actions), world.num_observations
     noise = np.random.default_rng(seed).normal(size=(memories, world.num_actions)) / temperature

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,15 +15,19 @@ from experiments.studies.arms import (
     Arm,
     advantages_of,
     answered,
+    checked_arms,
     critic_arm,
     hierarchy_arm,
     shrinkage_arm,
     signals_of,
     without_own_step,
 )
+from experiments.studies.measure import Setting, measure, sample
 from experiments.studies.oracle import contexts, solve
 from experiments.studies.rollouts import Rollouts, roll_out
 from experiments.studies.worlds import graph_world, random_policy
+from hgpo_jax.config import HGPOConfig
+from hgpo_jax.estimators import group_steps, make_estimator
 from hgpo_jax.types import StepSignals
 
 
@@ -142,6 +148,46 @@ def test_bad_results_name_the_estimator(played: tuple[Rollouts, StepSignals, np.
         advantages_of("mine", Arm(lambda s: s.step_return * jnp.nan), signals)
     with pytest.raises(ValueError, match=r'estimator "mine": .*returned advantages of shape \[299\], expected \[300\]'):
         advantages_of("mine", Arm(lambda s: s.step_return[1:]), signals)
+
+
+@pytest.mark.parametrize("k", [5, 7])
+def test_levels_beyond_those_with_arms_are_levels_too(k: int) -> None:
+    """Not the tasks' and the histories' rows, which lie behind the levels."""
+    world = graph_world(0, horizon=9, width=2, reward_std=0.2)
+    setting = Setting(world, random_policy(world, 1, seed=0), 4, 0.9, 4096)
+    found = dict(measure(setting, {"mix": hierarchy_arm(k), "level": Arm(hierarchy_arm(0).estimator, (k,))}))
+    data = sample(setting)
+    rollouts, group = data.rollouts, data.rollouts.episode // 4
+    ids = group_steps(rollouts.observation, group, rollouts.episode, context_length=k)
+    assert found["level"].answered == pytest.approx((ids[k] >= 0).mean())
+    signals = data.signals._replace(group_ids=np.pad(ids, [(0, 0), (0, 4096 - ids.shape[1])], constant_values=-1))
+    error = (
+        make_estimator(hierarchy_arm(k).estimator)(signals)[0][: len(group)]
+        - data.oracle.advantage[rollouts.node, rollouts.action]
+    )
+    # The measure weighs cells by how often they are expected; so few of them are seen often enough to differ little.
+    assert found["mix"].steps["all"].mse.value == pytest.approx(float((error**2).mean()), rel=0.05)
+    with pytest.raises(ValueError, match=f"level {k} is read, but the signals hold the levels 0 to 4"):
+        advantages_of("mix", hierarchy_arm(k), data.signals)
+
+
+def test_what_is_no_arm_is_made_one_or_told() -> None:
+    def own(signals: StepSignals) -> jnp.ndarray:
+        return jnp.asarray(signals.step_return)
+
+    config = HGPOConfig(context_length=0)
+    assert checked_arms({"own": own, "K=0": config}) == {"own": Arm(own, (0,)), "K=0": Arm(config, (0,))}
+    for rows in (2, (), (-3,), ("0",), [0]):
+        with pytest.raises(ValueError, match=r'estimator "own" reads the rows .*expected a tuple of levels from 0 on'):
+            checked_arms({"own": Arm(own, rows)})  # pyright: ignore[reportArgumentType]
+
+    @dataclasses.dataclass
+    class Loose:
+        def __call__(self, signals: StepSignals) -> jnp.ndarray:
+            return own(signals)
+
+    with pytest.raises(ValueError, match='estimator "loose" cannot be hashed'):
+        checked_arms({"loose": Loose()})
 
 
 def test_contexts_agree_with_the_groups(played: tuple[Rollouts, StepSignals, np.ndarray]) -> None:

@@ -52,7 +52,12 @@ def test_a_study_with_an_estimator_of_ones_own(tmp_path: Path, capsys: pytest.Ca
     assert {path.stem for path in tmp_path.glob("*.png")} == {
         "trade_off", "levels", "advantage_axes", "gradient_axes", "gradient",
     }  # fmt: skip
-    assert "silent" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "silent" in said
+    assert "…" not in said
+    assert max(len(line) for line in said.splitlines() if "Figure" not in line) <= 80, (
+        "all figures are whole on a narrow terminal"
+    )
 
 
 def test_settings_out_of_range_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,6 +70,15 @@ def test_settings_out_of_range_are_told(tmp_path: Path, capsys: pytest.CaptureFi
         study(BiasVarianceCommand(directory=tmp_path), {})
     with pytest.raises(ValueError, match="give 768 or more"):
         study(BiasVarianceCommand(max_steps=100, directory=tmp_path))
+    with pytest.raises(ValueError, match="give 768 or more"):
+        study(BiasVarianceCommand(max_steps=-5, directory=tmp_path))
+    with pytest.raises(ValueError, match="seed must be 0 or more, got -1"):
+        study(BiasVarianceCommand(seed=-1, directory=tmp_path))
+    with pytest.raises(ValueError, match="temperature must be above 0, got nan"):
+        study(BiasVarianceCommand(temperature=float("nan"), directory=tmp_path))
+    with pytest.raises(ValueError, match="more than the limit"):  # though it stands at the end of all
+        study(BiasVarianceCommand(lake_horizons=(40,), directory=tmp_path))
+    assert not list(tmp_path.iterdir())
     with pytest.raises(SystemExit):
         main(["--horizon", "12", "--directory", str(tmp_path)])
     assert "simulate" in capsys.readouterr().out

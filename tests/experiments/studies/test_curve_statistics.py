@@ -42,8 +42,11 @@ def test_improvement_compares_seed_by_seed() -> None:
     ours, theirs = np.array([1.0, 2, 3, 4]), np.array([0.0, 2, 4, 1])  # wins, ties, loses, wins
     assert improvement([ours], [theirs]).value == 0.625
     assert improvement([ours, ours], [theirs, ours - 1]).value == pytest.approx((0.625 + 1) / 2)
-    assert improvement([ours], [ours - 1]) == (1, 1, 1)
-    assert improvement([ours], [ours]) == (0.5, 0.5, 0.5)
+    assert improvement([ours] * 2, [ours - 1] * 2) == (1, 1, 1)
+    assert improvement([ours] * 2, [ours] * 2) == (0.5, 0.5, 0.5)
+    # Five of five prove nothing yet: by chance it happens once in 16 times, one way or the other.
+    assert improvement([np.ones(5)], [np.zeros(5)]) == (1, 0, 1)
+    assert improvement([np.ones(3)] * 2, [np.zeros(3)] * 2) == (1, 1, 1)
     with pytest.raises(ValueError, match="zip"):
         improvement([ours], [theirs, theirs])
 
@@ -61,7 +64,7 @@ def test_duels_are_mirrored() -> None:
 
 def test_a_run_is_measured_over_training_and_at_its_end() -> None:
     success = np.tile(np.arange(20, dtype=np.float32) / 20, (3, 1))
-    one = Learned(Point("4x4", "GRPO", ARMS["GRPO"], 8), 0.1, success, best=0.5, episodes=64, seconds=1.0)
+    one = Learned(Point("4x4", "GRPO", ARMS["GRPO"], 8), 0.1, success, best=0.5, episodes=64, seconds=1.0, found=False)
     np.testing.assert_allclose(one.runs("over training"), [0.475] * 3)
     np.testing.assert_allclose(one.runs("at the end"), [0.925] * 3)  # the last two of twenty
     np.testing.assert_allclose(one.normalised("over training"), [0.95] * 3)

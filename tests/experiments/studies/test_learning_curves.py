@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
+import io
 import json
 from pathlib import Path
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import matplotlib.image
 import numpy as np
@@ -15,6 +19,7 @@ import pytest
 from experiments.studies import learning_curves
 from experiments.studies.arms import Arm
 from experiments.studies.learning_curves import LEARNERS, LearningCurvesCommand, ablation_points, main, study
+from hgpo_jax.types import StepSignals
 
 SMALL = LearningCurvesCommand(
     lakes=("4x4", "4x4-slippery"),
@@ -89,13 +94,13 @@ def test_it_goes_on_where_it_was(
     monkeypatch.setattr(learning_curves, "train_many", counted)
     assert study(command, FEW) == rows
     assert trainings == []
-    lost = command.directory / "runs" / "4x4_REINFORCE_g4.npz"
+    lost = command.directory / "runs" / "4x4 REINFORCE g4.npz"
     lost.unlink()
     assert study(command, FEW) == rows
     assert trainings == [FEW["REINFORCE"]]
     assert not list(lost.parent.glob("*.partial"))
 
-    with pytest.raises(ValueError, match=r"4x4_REINFORCE_g4.npz was trained with seeds = 3, not 4: choose another"):
+    with pytest.raises(ValueError, match=r"4x4 REINFORCE g4.npz was trained with seeds = 3, not 4: choose another"):
         study(dataclasses.replace(command, seeds=4), FEW)
     with pytest.raises(ValueError, match=r"trained with learning_rates = \[1e-06, 0.3\], not \[0.1\]; iterations = 12"):
         study(dataclasses.replace(command, learning_rates=(0.1,), iterations=5), FEW)
@@ -120,17 +125,84 @@ def test_ablations_move_one_axis_at_a_time() -> None:
     assert axes["K"][4][0].arm == LEARNERS["HGPO K=4"]
 
 
+def test_a_function_is_trained_anew_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it does may have changed under its name, or be bound to other arguments."""
+    small = dataclasses.replace(SMALL, directory=tmp_path, ablations=False, lakes=("4x4",))
+
+    def scaled(signals: StepSignals, *, factor: float) -> jax.Array:
+        return jnp.asarray(signals.step_return * factor)
+
+    for factor in (0.0, 1.0):
+        pair = {"mine <1>": functools.partial(scaled, factor=factor), "mine [1": Arm(lambda s: 0 * s.step_return)}
+        rows = study(small, pair | {"HGPO K=2": LEARNERS["HGPO K=2"]})
+        assert (rows[0]["at the end"] > 2 * rows[1]["at the end"]) == (factor > 0), "no file is another's"
+        said = " ".join(capsys.readouterr().out.split())
+        assert f"{3 if factor == 0 else 2} points trained in" in said
+        assert "mine [1" in said
+    assert len(list((tmp_path / "runs").iterdir())) == 3
+
+
+def test_a_single_estimator_has_nobody_to_beat(tmp_path: Path) -> None:
+    small = dataclasses.replace(SMALL, directory=tmp_path, ablations=False, lakes=("4x4",), iterations=2)
+    study(small, {"alone": LEARNERS["GAE"].estimator})
+    assert {path.stem for path in tmp_path.glob("*.png")} == {"curves", "intervals"}
+
+
+def test_a_damaged_result_is_named(tmp_path: Path) -> None:
+    small = dataclasses.replace(SMALL, directory=tmp_path, ablations=False, lakes=("4x4",), iterations=2)
+    one = {"REINFORCE": FEW["REINFORCE"]}
+    study(small, one)
+    path = tmp_path / "runs" / "4x4 REINFORCE g4.npz"
+    whole = path.read_bytes()
+    other = io.BytesIO()
+    np.savez(other, success=np.zeros(3))
+    for content in (whole[:100], b"", b"not an archive", other.getvalue()):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"4x4 REINFORCE g4.npz is damaged .*delete it to train it anew"):
+            study(small, one)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"seeds": 1}, r"nothing to compare: 1 seeds \(2 or more are needed\)"),
+        ({"lakes": ()}, "0 lakes"),
+        ({"learning_rates": ()}, "0 learning rates"),
+        ({"learning_rates": (0.1, float("nan"))}, "learning rates must be 0 or more and finite"),
+        ({"learning_rates": (-0.1,)}, "learning rates must be 0 or more and finite"),
+        ({"iterations": 0}, "iterations must be 1 or more, got 0"),
+        ({"gamma": 2.0}, "gamma must be from 0 to 1, got 2"),
+        ({"gamma": float("nan")}, "gamma must be from 0 to 1, got nan"),
+        ({"horizon": 5}, "lake 4x4: nobody reaches the goal in 5 steps; raise horizon"),
+        ({"seed": 2**32}, "seed must be from 0 to 2"),
+        ({"seed": -1}, "seed must be from 0 to 2"),
+        ({"ablations": True, "context_lengths": (-1,)}, "context_length must be 0 or more"),
+        ({"ablations": True, "alphas": (float("nan"),)}, "alpha"),
+        ({"ablations": True, "group_sizes": (3,)}, r"multiple of group_size \(3\)"),
+    ],
+)
+def test_a_setting_out_of_range_is_told_before_anything_is_trained(
+    changed: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    command = dataclasses.replace(SMALL, directory=tmp_path, ablations=False, lakes=("4x4",))
+    with pytest.raises(ValueError, match=words):
+        study(dataclasses.replace(command, **changed), FEW)
+    assert not list(tmp_path.rglob("*.npz"))
+
+
+def test_an_axis_without_values_is_left_out() -> None:
+    assert list(ablation_points(dataclasses.replace(SMALL, context_lengths=(), group_sizes=()))) == ["alpha"]
+
+
 def test_what_cannot_be_compared_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = dataclasses.replace(SMALL, directory=tmp_path, ablations=False, iterations=2, lakes=("4x4",))
     nan = Arm(lambda signals: jnp.full_like(signals.step_return, jnp.nan))
     with pytest.raises(ValueError, match=r'estimator "mine", lake 4x4: .*not finite in iteration 0 of run 0'):
         study(small, {"mine": nan})
-    assert not (tmp_path / "runs").exists()
+    assert not list((tmp_path / "runs").iterdir())
     with pytest.raises(ValueError, match=r'estimator "mine", lake 4x4: .*shape \[\], expected \[384\]'):
         study(small, {"mine": Arm(lambda signals: jnp.sum(signals.step_return))})
-    with pytest.raises(ValueError, match=r"nothing to compare: 1 seeds \(2 or more are needed\)"):
-        study(dataclasses.replace(small, seeds=1))
-    with pytest.raises(ValueError, match="0 estimators"):
+    with pytest.raises(ValueError, match="no estimators"):
         study(small, {})
     with pytest.raises(SystemExit):
         main(["--lakes", "4x4", "--episodes", "30", "--directory", str(tmp_path)])
