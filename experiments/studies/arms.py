@@ -147,6 +147,7 @@ def signals_of(
     size: int,
     value: np.ndarray | None = None,
     levels: int = LEVELS,
+    state: Any = None,
 ) -> StepSignals:
     """What the estimators read, ``group_size`` successive episodes a prompt group, padded to ``size`` steps.
 
@@ -157,13 +158,14 @@ def signals_of(
       size: one for all batches, so that each estimator is compiled once.
       value: f32 [N] a critic's values, for estimators that read them.
       levels: that are grouped.
+      state: [N] what is compared as the state, in place of the observation.
 
     Returns:
       The signals, NumPy; ``group_ids`` [levels + 2, size], the tasks and the exact histories last.
     """
     group = rollouts.episode // group_size
     signals = step_signals(
-        rollouts.observation,
+        rollouts.observation if state is None else state,
         group,
         rollouts.episode,
         rollouts.reward,

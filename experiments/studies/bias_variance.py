@@ -86,6 +86,7 @@ from experiments.console import CONSOLE, counting_progress, run_command, summary
 from experiments.records import replace_text
 from experiments.studies.arms import ARMS, Arm, checked_arms, critic_arms
 from experiments.studies.bias_variance_figures import FOLLOWED, draw
+from experiments.studies.keys import STATE_KEYS
 from experiments.studies.measure import LEFT_OUT, Measured, Setting, measure, rms_advantage
 from experiments.studies.moments import Interval
 from experiments.studies.oracle import check_size, solve
@@ -93,6 +94,8 @@ from experiments.studies.propositions import propositions
 from experiments.studies.worlds import graph_world, lake_world, random_policy
 from hgpo_jax.estimators.advantages import Estimator
 
+KEYED = ("level 0", "HGPO K=2")  # measured with other keys too
+KEY_COLUMNS = ("answers", "rmse", "cosine, 1 group")
 AXES = {"group_size": "group_sizes", "horizon": "horizons", "aliasing": "aliasings", "reward_std": "reward_stds"}
 
 Row = dict[str, Any]  # one arm at one point of an axis; of each figure the value, and NAME_low, NAME_high
@@ -111,6 +114,7 @@ class BiasVarianceCommand:
     aliasings: tuple[int, ...] = (1, 2, 4)
     reward_stds: tuple[float, ...] = (0.0, 0.25, 1.0)
     lake_horizons: tuple[int, ...] = (8, 10)  # FrozenLake 4x4, of which the neighbouring tiles are seen; () for none
+    keys: bool = True  # the default point once more with states that never repeat exactly
     worlds: int = 6  # random graphs, with a policy each, that every point is averaged over
     memory_length: int = 2  # of the policies: pairs of observation and action
     temperature: float = 1.0
@@ -125,8 +129,15 @@ class Point:
     """Where on which axis, and the settings to average over."""
 
     axis: str
-    at: float
+    at: float | str
     settings: tuple[Setting, ...]
+
+    @property
+    def told(self) -> str:
+        """For the reader."""
+        if self.axis == "default":
+            return self.axis
+        return f"{self.axis} {self.at:g}" if isinstance(self.at, float | int) else f"{self.axis}: {self.at}"
 
 
 def points(command: BiasVarianceCommand) -> list[Point]:
@@ -139,13 +150,17 @@ def points(command: BiasVarianceCommand) -> list[Point]:
         seeds = range(command.seed, command.seed + command.worlds)
         return tuple(_setting(command, graph_world(seed, **about), seed, size, skill=1.0) for seed in seeds)
 
-    result = [Point("default", 0, graphs())]
+    default_point = Point("default", 0, graphs())
+    result = [default_point]
     for axis, field in AXES.items():
         values = [value for value in getattr(command, field) if value != default[axis]]
         result += [Point(axis, value, graphs(**{axis: value})) for value in values]
     for horizon in command.lake_horizons:
         lake = _setting(command, lake_world(horizon=horizon), command.seed, command.group_size, skill=3.0)
         result.append(Point("lake", horizon, (lake,)))
+    for name, keys in STATE_KEYS.items() if command.keys else ():
+        settings = tuple(dataclasses.replace(setting, state_keys=keys) for setting in default_point.settings)
+        result.append(Point("keys", name, settings))
     return result
 
 
@@ -177,11 +192,14 @@ def study(command: BiasVarianceCommand, arms: Mapping[str, Arm | Estimator] | No
     with counting_progress() as progress:
         bar = progress.add_task("", total=sum(len(point.settings) for point in todo))
         for point in todo:
-            progress.update(bar, description=f"{point.axis} {point.at:g}")
-            by_arm: dict[str, list[tuple[Measured, float]]] = {name: [] for name in arms}
+            progress.update(bar, description=point.told)
+            here = arms
+            if point.axis == "keys":
+                here = {name: arm for name, arm in arms.items() if name in KEYED or name not in known}
+            by_arm: dict[str, list[tuple[Measured, float]]] = {name: [] for name in here}
             for setting in point.settings:
                 scale = rms_advantage(solve(setting.world, setting.policy, gamma=setting.gamma))
-                for name, measured in measure(setting, arms):
+                for name, measured in measure(setting, here) if here else ():
                     by_arm[name].append((measured, scale))
                 progress.advance(bar)
             rows += [{"axis": point.axis, "at": point.at, "arm": name} | _row(runs) for name, runs in by_arm.items()]
@@ -192,6 +210,8 @@ def study(command: BiasVarianceCommand, arms: Mapping[str, Arm | Estimator] | No
     for axis, title in places.items():
         for table in (_advantage_table, _levels_table, _gradient_table):
             CONSOLE.print(table(rows, axis, title))
+    if command.keys:
+        CONSOLE.print(_keys_table(rows))
     CONSOLE.print(_propositions_table(rows))
     defaults = {axis: getattr(command, axis) for axis in AXES}
     shown = [name for name in arms if name in FOLLOWED or name not in known] or list(arms)
@@ -305,10 +325,25 @@ def _levels_table(rows: Sequence[Row], axis: str, title: str) -> Table:
     return table
 
 
+def _keys_table(rows: Sequence[Row]) -> Table:
+    """What becomes of the groups where states are told with noise."""
+    table = _columns("default point, states told with noise, all steps", "states", "estimator", *KEY_COLUMNS)
+    table.columns[1].justify = "left"
+    shown = {row["arm"] for row in rows if row["axis"] == "keys"}
+    for row in rows:
+        if row["arm"] in shown and row["axis"] in ("default", "keys"):
+            states = row["at"] if row["axis"] == "keys" else "the view itself"
+            figures = [_told(row, "all: mse", root=True), _told(row, "gradient: cosine")]
+            table.add_row(states, escape(row["arm"]), f"{row['answered']:.0%}", *figures)
+    return table
+
+
 def _propositions_table(rows: Sequence[Row]) -> Table:
     """The answers at every point."""
     at_points: dict[tuple[str, float], dict[str, Row]] = {}
     for row in rows:
+        if row["axis"] == "keys":
+            continue
         at_points.setdefault((row["axis"], row["at"]), {})[row["arm"]] = row
     caption = "open: within the intervals; -: no estimators or steps to ask"
     table = _columns("the propositions at every point", "point", *propositions({}), caption=caption)

@@ -19,6 +19,7 @@ from experiments.studies.arms import (
     signals_of,
     without_own_step,
 )
+from experiments.studies.keys import StateKeys
 from experiments.studies.moments import (
     BLOCKS,
     Interval,
@@ -48,6 +49,7 @@ class Setting:
     gamma: float = 0.95
     max_steps: int = 131_072  # what the sample is padded to; as many prompt groups as fit
     seed: int = 0
+    state_keys: StateKeys | None = None  # how the groups' states come from the observations; as they are when left out
 
     def __post_init__(self) -> None:
         if self.groups < 1:
@@ -91,8 +93,17 @@ def sample(setting: Setting, levels: int = LEVELS) -> Sampled:
     rng = np.random.default_rng(setting.seed)
     rollouts = roll_out(setting.world, setting.policy, episodes, rng, oracle=oracle)
     seen = marginal(oracle, oracle.memory)[1][rollouts.node]
+    state = None
+    if setting.state_keys is not None:
+        state = setting.state_keys(rollouts.observation, rollouts.episode // setting.group_size, rng)
     signals = signals_of(
-        rollouts, setting.group_size, gamma=setting.gamma, size=setting.max_steps, value=seen, levels=levels
+        rollouts,
+        setting.group_size,
+        gamma=setting.gamma,
+        size=setting.max_steps,
+        value=seen,
+        levels=levels,
+        state=state,
     )
     return Sampled(rollouts, signals, oracle)
 

@@ -11,6 +11,7 @@ import pytest
 
 from experiments.studies.arms import ARMS, Arm
 from experiments.studies.bias_variance import BiasVarianceCommand, main, study
+from experiments.studies.keys import STATE_KEYS
 
 SMALL = {
     "group_sizes": (2, 4),
@@ -35,6 +36,8 @@ def test_a_study_with_an_estimator_of_ones_own(tmp_path: Path, capsys: pytest.Ca
         ("group_size", 2),
         ("lake", 7),
     ]
+    keyed = {(row["at"], row["arm"]) for row in rows if row["axis"] == "keys"}
+    assert keyed == {(keys, name) for keys in STATE_KEYS for name in ("level 0", "HGPO K=2", "silent")}
     for row in rows:
         if row["arm"] == "silent":
             # Always 0: the bias is the true advantage itself, which is the unit, and nothing varies.
