@@ -14,7 +14,7 @@ over which P(more success with the same seed) has its interval above or below 1/
 
 | | 4x4 | 8x8 | 4x4-slippery | 8x8-slippery | all lakes | W-L |
 |---|---|---|---|---|---|---|
-| GAE, critic trained | 0.923 ± 0.011 | 0.780 ± 0.058 | 0.422 ± 0.013 | 0.134 ± 0.008 | 0.767 ± 0.024 | 15-0 |
+| GAE | 0.923 ± 0.011 | 0.780 ± 0.058 | 0.422 ± 0.013 | 0.134 ± 0.008 | 0.767 ± 0.024 | 15-0 |
 | GiGPO | 0.918 ± 0.010 | 0.774 ± 0.061 | 0.407 ± 0.029 | 0.035 ± 0.012 | 0.731 ± 0.032 | 8-1 |
 | GiGPO std | 0.920 ± 0.010 | 0.776 ± 0.062 | 0.398 ± 0.016 | 0.029 ± 0.011 | 0.727 ± 0.029 | 8-1 |
 | RLOO | 0.919 ± 0.010 | 0.774 ± 0.062 | 0.392 ± 0.023 | 0.036 ± 0.013 | 0.725 ± 0.029 | 7-1 |
@@ -22,7 +22,7 @@ over which P(more success with the same seed) has its interval above or below 1/
 | GRPO | 0.916 ± 0.010 | 0.769 ± 0.060 | 0.394 ± 0.029 | 0.027 ± 0.008 | 0.718 ± 0.033 | 7-4 |
 | REINFORCE | 0.921 ± 0.011 | 0.774 ± 0.062 | 0.382 ± 0.021 | 0.042 ± 0.013 | 0.713 ± 0.031 | 8-1 |
 | GRPO std | 0.917 ± 0.010 | 0.768 ± 0.061 | 0.387 ± 0.024 | 0.039 ± 0.012 | 0.712 ± 0.031 | 7-3 |
-| shrinkage K=2, task root | 0.920 ± 0.011 | 0.767 ± 0.061 | 0.381 ± 0.027 | 0.028 ± 0.007 | 0.704 ± 0.034 | 7-1 |
+| shrinkage K=2 task root | 0.920 ± 0.011 | 0.767 ± 0.061 | 0.381 ± 0.027 | 0.028 ± 0.007 | 0.704 ± 0.034 | 7-1 |
 | HGPO K=0 | 0.901 ± 0.010 | 0.698 ± 0.073 | 0.367 ± 0.024 | 0.018 ± 0.008 | 0.670 ± 0.034 | 5-9 |
 | shrinkage K=2 | 0.900 ± 0.012 | 0.701 ± 0.077 | 0.363 ± 0.026 | 0.020 ± 0.009 | 0.668 ± 0.039 | 4-9 |
 | HGPO K=2 | 0.899 ± 0.010 | 0.688 ± 0.068 | 0.345 ± 0.027 | 0.012 ± 0.004 | 0.653 ± 0.033 | 3-11 |
@@ -31,7 +31,7 @@ over which P(more success with the same seed) has its interval above or below 1/
 | HGPO K=2 std | 0.896 ± 0.011 | 0.690 ± 0.069 | 0.287 ± 0.033 | 0.007 ± 0.004 | 0.595 ± 0.038 | 1-12 |
 | exact history | 0.734 ± 0.047 | 0.001 ± 0.001 | 0.039 ± 0.015 | 0.001 ± 0.000 | 0.052 ± 0.023 | 0-15 |
 
-- *Three layers.* A trained critic beats all others. Next come those that also compare whole episodes or all steps of a
+- *Three layers.* A critic (GAE's, trained beside the policy) beats all others. Next come those that also compare whole episodes or all steps of a
   task; then those that compare only steps with the same state or a longer context. Groups of exact histories hardly
   learn: where rewards are rare, few steps have company whose returns differ.
 - *GiGPO, HGPO K=0 and HGPO K=0 with the episode are three things*: 0.731, 0.670, 0.724. The episode is what K=0 lacks.
