@@ -3,8 +3,9 @@
     python -m experiments.studies.bias_variance
 
 On two cores of an AMD EPYC, 2 min 13 s, with the settings below: six random graphs, each with a policy of its own, 8
-episodes a group, horizon 6; then every axis around it and FrozenLake 4x4. The unit is the root mean square of the true advantage;
-intervals are 95 %. On the third of the steps that have a group at levels 0 to 2 and of equal histories:
+episodes a group, horizon 6; then every axis around it and FrozenLake 4x4. The unit is the root mean square of the
+true advantage; intervals are 95 %. On the third of the steps that have a group at levels 0 to 2 and of equal
+histories:
 
 | | level 0 | level 1 | level 2 | exact history | HGPO K=2 |
 |---|---|---|---|---|---|
@@ -80,8 +81,9 @@ two views), or as a text of 20 words, of which views share 12, with a clock:
 | text, 95 % alike | 100 % | 2.18, 0.315 | 2.12, 0.308 |
 | text, 60 % alike | 100 % | 2.20, 0.319 | 2.20, 0.318 |
 
-Compared exactly nothing has company. Similar texts find the views again; bins nearly do, and lose direction where they
-are finer than the noise. Those that merge all views lose nothing here: what looks alike is a weak guide in these worlds.
+Compared exactly nothing has company. Similar texts find the views again; bins nearly do, and lose direction where
+they are finer than the noise. Those that merge all views lose nothing here: what looks alike is a weak guide in these
+worlds.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ over which P(more success with the same seed) has its interval above or below 1/
 | HGPO K=2 std | 0.896 ± 0.011 | 0.690 ± 0.069 | 0.287 ± 0.033 | 0.007 ± 0.004 | 0.595 ± 0.038 | 1-12 |
 | exact history | 0.734 ± 0.047 | 0.001 ± 0.001 | 0.039 ± 0.015 | 0.001 ± 0.000 | 0.052 ± 0.023 | 0-15 |
 
-- *Three layers.* A critic (GAE's, trained beside the policy) beats all others. Next come those that also compare whole episodes or all steps of a
-  task; then those that compare only steps with the same state or a longer context. Groups of exact histories hardly
-  learn: where rewards are rare, few steps have company whose returns differ.
+- *Three layers.* A critic (GAE's, trained beside the policy) beats all others. Next come those that also compare
+  whole episodes or all steps of a task; then those that compare only steps with the same state or a longer context.
+  Groups of exact histories hardly learn: where rewards are rare, few steps have company whose returns differ.
 - *GiGPO, HGPO K=0 and HGPO K=0 with the episode are three things*: 0.731, 0.670, 0.724. The episode is what K=0 lacks.
 - *Finer levels slow learning here.* HGPO K=2 loses to K=0, P = 0.31, interval below 1/2. Where the cell is seen a
   history tells nothing, so this is cost without gain; but with aliased views no K is ahead either.
