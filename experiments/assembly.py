@@ -321,7 +321,8 @@ class Learner:
         self.state, metrics = self._update(self.state, packed)
         # Per-step arrays stay out of the log: baselines [L, N] are for the laboratory.
         per_step = packed.steps.valid.shape
-        metrics = jax.device_get({k: v for k, v in metrics.items() if v.ndim < 2 and v.shape != per_step})
+        metrics = {k: v for k, v in metrics.items() if np.ndim(v) < 2 and np.shape(v) != per_step}
+        metrics = jax.device_get(metrics)
         if metrics["nonfinite_step"] >= 0:
             process, i = divmod(int(metrics["nonfinite_step"]), packed.steps.valid.shape[0] // jax.process_count())
             where = f"step {i} of process {process}"

@@ -154,7 +154,7 @@ def graph_world(
       horizon: layers, and steps of every episode.
       width: states a layer.
       actions: branching.
-      aliasing: hidden states that share an observation, from 1 (none) to ``width``.
+      aliasing: hidden states of a layer that share an observation, from 1 (none) to ``width``.
       slip: share of random moves.
       reward_std: noise on each step's reward.
       dense: standard deviation of a mean reward on every (state, action).
