@@ -34,6 +34,7 @@ from experiments.configs import (
     config_from_json,
     load_config,
     load_sft_config,
+    short_name,
 )
 from experiments.console import CONSOLE, run_command
 from experiments.recipes import apply_recipe, take_recipe
@@ -96,7 +97,7 @@ def _warm_start(command: CompareCommand, where: Path) -> Path:
 
 
 def _folder(where: Path, estimator: str, seed: int) -> Path:
-    return where / f"{estimator.split(':')[-1]}-seed{seed}"
+    return where / f"{short_name(estimator)}-seed{seed}"
 
 
 def _finish_run(run: RunConfig, where: Path) -> bool:

@@ -18,7 +18,7 @@ import tyro
 from rich.table import Table
 
 from experiments.assembly import Learner, signals_of
-from experiments.configs import EstimatorName, RunConfig, config_from_json
+from experiments.configs import EstimatorName, RunConfig, config_from_json, short_name
 from experiments.console import CONSOLE, run_command
 from experiments.rollout_files import load_rollouts
 from hgpo_jax.estimators import make_estimator
@@ -57,7 +57,7 @@ def replay(
         varies = values.std() > 0 and own.std() > 0
         correlation = f"{np.corrcoef(values, own)[0, 1]:.3f}" if varies else "-"
         signal = f"{(values != 0).mean():.3f}"
-        table.add_row(name.split(":")[-1], f"{values.mean():.3f}", f"{values.std():.3f}", signal, correlation)
+        table.add_row(short_name(name), f"{values.mean():.3f}", f"{values.std():.3f}", signal, correlation)
     CONSOLE.print(table)
     return _update(config, run, batch, iteration) if update else {}
 

@@ -101,8 +101,8 @@ class RunConfig:
 
     @property
     def estimator_name(self) -> str:
-        """Its short name, for folders: "mine" of "my_estimators:mine"."""
-        return self.estimator.split(":")[-1]
+        """Its short name, for folders and tables."""
+        return short_name(self.estimator)
 
     @property
     def estimator_field(self) -> str:
@@ -227,6 +227,11 @@ class SFTConfig:
         for name, share in (("slips", self.slips), ("held_out", self.held_out)):
             if not 0 <= share < 1:
                 raise ValueError(f"{name} is {share}, expected a share from 0 to below 1")
+
+
+def short_name(estimator: str) -> str:
+    """ "mine" of "my_estimators:mine"; others stay as they are."""
+    return estimator.split(":")[-1]
 
 
 def _load_function(name: str) -> Callable[..., Any]:

@@ -64,11 +64,6 @@ def checked_arms(arms: Mapping[str, Arm | Estimator]) -> dict[str, Arm]:
     return made
 
 
-def levels_read(arms: Mapping[str, Arm]) -> int:
-    """How many levels have to be grouped for them."""
-    return max((row for arm in arms.values() for row in arm.rows), default=0) + 1
-
-
 def hierarchy_arm(context_length: int, alpha: float = 1.0, *, normalize_std: bool = False, **settings: Any) -> Arm:
     """HGPO over the levels 0..K."""
     config = HGPOConfig(context_length=context_length, alpha=alpha, normalize_std=normalize_std, **settings)

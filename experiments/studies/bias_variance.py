@@ -152,13 +152,6 @@ class Point:
     at: float | str
     settings: tuple[Setting, ...]
 
-    @property
-    def told(self) -> str:
-        """For the reader."""
-        if self.axis == "default":
-            return self.axis
-        return f"{self.axis} {self.at:g}" if isinstance(self.at, float | int) else f"{self.axis}: {self.at}"
-
 
 def points(command: BiasVarianceCommand) -> list[Point]:
     """The default first, then every axis around it; the default is measured once and stands on each."""
@@ -205,14 +198,14 @@ def study(command: BiasVarianceCommand, arms: Mapping[str, Arm | Estimator] | No
     known = ARMS | critic_arms(command.gamma)
     arms = checked_arms(known if arms is None else arms)
     todo = points(command)
-    for world in [setting.world for point in todo for setting in point.settings]:
+    for world in dict.fromkeys(setting.world for point in todo for setting in point.settings):
         check_size(world)  # before anything is measured
     command.directory.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     with counting_progress() as progress:
         bar = progress.add_task("", total=sum(len(point.settings) for point in todo))
         for point in todo:
-            progress.update(bar, description=point.told)
+            progress.update(bar, description=_place(point.axis, point.at))
             here = arms
             if point.axis == "keys":
                 here = {name: arm for name, arm in arms.items() if name in KEYED or name not in known}
@@ -291,6 +284,13 @@ def _told(row: Row, name: str, *, root: bool = False) -> str:
     return f"{value:.2f}±{half:.2f}" if root else f"{value:.3f}±{half:.3f}"
 
 
+def _place(axis: str, at: float | str) -> str:
+    """A point's name."""
+    if axis == "default":
+        return axis
+    return f"{axis}: {at}" if isinstance(at, str) else f"{axis} {at:g}"
+
+
 def _first_of(rows: Sequence[Row], axis: str) -> Iterator[Row]:
     start = next(row["at"] for row in rows if row["axis"] == axis)
     return (row for row in rows if row["axis"] == axis and row["at"] == start)
@@ -360,7 +360,7 @@ def _keys_table(rows: Sequence[Row]) -> Table:
 
 def _propositions_table(rows: Sequence[Row]) -> Table:
     """The answers at every point."""
-    at_points: dict[tuple[str, float], dict[str, Row]] = {}
+    at_points: dict[tuple[str, float | str], dict[str, Row]] = {}
     for row in rows:
         if row["axis"] == "keys":
             continue
@@ -369,7 +369,7 @@ def _propositions_table(rows: Sequence[Row]) -> Table:
     table = _columns("the propositions at every point", "point", *propositions({}), caption=caption)
     for (axis, at), by_arm in at_points.items():
         answers = propositions(by_arm).values()
-        table.add_row(f"{axis} {at:g}" if axis != "default" else axis, *answers)
+        table.add_row(_place(axis, at), *answers)
     return table
 
 

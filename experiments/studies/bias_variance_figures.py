@@ -48,22 +48,19 @@ def draw(rows: Sequence[Row], shown: Sequence[str], defaults: Mapping[str, float
       Their paths.
     """
     matplotlib.use("Agg")
-    matplotlib.rcParams["text.parse_math"] = False  # names of estimators are taken as they are
-    figures = {
-        "trade_off": _trade_off([row for row in rows if row["arm"] in shown]),
-        "advantage_axes": _axes(rows, shown, defaults, "all: mse", f"rms error of the advantage\n({UNIT})", root=True),
-        "gradient_axes": _axes(
-            rows, shown, defaults, "gradient: cosine", "cosine with the true gradient,\nmean over groups"
-        ),
-        "gradient": _gradient(rows),
-    }
-    if {row["arm"] for row in rows} & {*NESTED}:
-        figures["levels"] = _levels(rows)
-    paths = []
-    for name, figure in figures.items():
-        paths.append(directory / f"{name}.png")
-        figure.savefig(paths[-1], dpi=150)
-    return paths
+    with matplotlib.rc_context({"text.parse_math": False}):  # names of estimators are taken as they are
+        error, cosine = f"rms error of the advantage\n({UNIT})", "cosine with the true gradient,\nmean over groups"
+        figures = {
+            "trade_off": _trade_off([row for row in rows if row["arm"] in shown]),
+            "advantage_axes": _axes(rows, shown, defaults, "all: mse", error, root=True),
+            "gradient_axes": _axes(rows, shown, defaults, "gradient: cosine", cosine),
+            "gradient": _gradient(rows),
+        }
+        if {row["arm"] for row in rows} & {*NESTED}:
+            figures["levels"] = _levels(rows)
+        for name, figure in figures.items():
+            figure.savefig(directory / f"{name}.png", dpi=150)
+    return [directory / f"{name}.png" for name in figures]
 
 
 def _at(rows: Sequence[Row], axis: str) -> list[Row]:

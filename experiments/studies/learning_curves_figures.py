@@ -37,20 +37,15 @@ def draw(
       Their paths.
     """
     matplotlib.use("Agg")
-    matplotlib.rcParams["text.parse_math"] = False  # names of estimators are taken as they are
-    figures = {
-        "curves": _curves({name: by_arm[name] for name in followed}),
-        "intervals": _intervals(by_arm),
-    }
-    if won:
-        figures["duels"] = _duels(list(by_arm), won)
-    if axes:
-        figures["ablations"] = _ablations(axes)
-    paths = []
-    for name, figure in figures.items():
-        paths.append(directory / f"{name}.png")
-        figure.savefig(paths[-1], dpi=150)
-    return paths
+    with matplotlib.rc_context({"text.parse_math": False}):  # names of estimators are taken as they are
+        figures = {"curves": _curves({name: by_arm[name] for name in followed}), "intervals": _intervals(by_arm)}
+        if won:
+            figures["duels"] = _duels(list(by_arm), won)
+        if axes:
+            figures["ablations"] = _ablations(axes)
+        for name, figure in figures.items():
+            figure.savefig(directory / f"{name}.png", dpi=150)
+    return [directory / f"{name}.png" for name in figures]
 
 
 def _curves(shown: Mapping[str, Sequence[Learned]]) -> Figure:

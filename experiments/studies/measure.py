@@ -15,7 +15,6 @@ from experiments.studies.arms import (
     advantages_of,
     answered,
     checked_arms,
-    levels_read,
     signals_of,
     without_own_step,
 )
@@ -126,7 +125,8 @@ def measure(setting: Setting, arms: Mapping[str, Arm | Estimator]) -> Iterator[t
       ValueError: as `solve` and `advantages_of`.
     """
     made = checked_arms(arms)
-    data = sample(setting, max(levels_read(made), LEVELS))
+    finest = max(max(arm.rows) for arm in made.values())
+    data = sample(setting, max(finest + 1, LEVELS))
     cells = _Cells(setting, data)
     for name, arm in made.items():
         advantage = advantages_of(name, arm, data.signals)

@@ -29,7 +29,9 @@ FEW = ("RLOO", "level 0", "level 1", "level 2", "exact history", "HGPO K=2", "HG
 
 @pytest.mark.slow
 def test_a_study_with_an_estimator_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arms = {name: ARMS[name] for name in FEW} | {"silent": Arm(lambda signals: jnp.zeros_like(signals.step_return))}
+    arms = {name: ARMS[name] for name in FEW} | {
+        "silent $0_$": Arm(lambda signals: jnp.zeros_like(signals.step_return))
+    }
     rows = study(BiasVarianceCommand(**SMALL, directory=tmp_path), arms)
     assert [(row["axis"], row["at"]) for row in rows if row["arm"] == "RLOO"] == [
         ("default", 0),
@@ -37,9 +39,9 @@ def test_a_study_with_an_estimator_of_ones_own(tmp_path: Path, capsys: pytest.Ca
         ("lake", 7),
     ]
     keyed = {(row["at"], row["arm"]) for row in rows if row["axis"] == "keys"}
-    assert keyed == {(keys, name) for keys in STATE_KEYS for name in ("level 0", "HGPO K=2", "silent")}
+    assert keyed == {(keys, name) for keys in STATE_KEYS for name in ("level 0", "HGPO K=2", "silent $0_$")}
     for row in rows:
-        if row["arm"] == "silent":
+        if row["arm"] == "silent $0_$":
             # Always 0: the bias is the true advantage itself, which is the unit, and nothing varies.
             assert row["all: mse"] == pytest.approx(1, abs=0.15)
             assert row["all: variance"] == pytest.approx(0, abs=0.15)
@@ -56,7 +58,7 @@ def test_a_study_with_an_estimator_of_ones_own(tmp_path: Path, capsys: pytest.Ca
         "trade_off", "levels", "advantage_axes", "gradient_axes", "gradient",
     }  # fmt: skip
     said = capsys.readouterr().out
-    assert "silent" in said
+    assert "silent $0_$" in said
     assert "…" not in said
     assert max(len(line) for line in said.splitlines() if "Figure" not in line) <= 80, (
         "all figures are whole on a narrow terminal"

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import matplotlib as mpl
 import matplotlib.image
 import numpy as np
 import pytest
@@ -133,13 +134,15 @@ def test_a_function_is_trained_anew_and_drawn(tmp_path: Path, capsys: pytest.Cap
         return jnp.asarray(signals.step_return * factor)
 
     for factor in (0.0, 1.0):
-        pair = {"mine <1>": functools.partial(scaled, factor=factor), "mine [1": Arm(lambda s: 0 * s.step_return)}
+        pair = {"mine $a_$": functools.partial(scaled, factor=factor), "mine [1": Arm(lambda s: 0 * s.step_return)}
         rows = study(small, pair | {"HGPO K=2": LEARNERS["HGPO K=2"]})
         assert (rows[0]["at the end"] > 2 * rows[1]["at the end"]) == (factor > 0), "no file is another's"
         said = " ".join(capsys.readouterr().out.split())
         assert f"{3 if factor == 0 else 2} points trained in" in said
         assert "mine [1" in said
+        assert "mine $a_$" in said
     assert len(list((tmp_path / "runs").iterdir())) == 3
+    assert mpl.rcParams["text.parse_math"], "left as it was"
 
 
 def test_a_single_estimator_has_nobody_to_beat(tmp_path: Path) -> None:
